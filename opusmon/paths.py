@@ -1,0 +1,44 @@
+"""Where opusmon keeps things: recordings, user themes, caches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+APP = "opusmon"
+
+
+def _xdg(variable: str, default: str) -> Path:
+    """An XDG base folder; a relative value is ignored, as the specification asks."""
+    value = os.environ.get(variable, "")
+    return (Path(value) if value.startswith("/") else Path.home() / default) / APP
+
+
+def state_dir() -> Path:
+    """Where recordings go by default."""
+    return _xdg("XDG_STATE_HOME", ".local/state")
+
+
+def config_dir() -> Path:
+    """Where user themes and settings are read from."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
+def cache_dir() -> Path:
+    """What can be made anew."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def theme_dirs() -> list[Path]:
+    """Folders with themes, later ones win by name: the packaged ones, then the user's.
+
+    In a wheel `themes/` lies inside the package; in an editable install it is beside it.
+    """
+    package = Path(__file__).parent
+    packaged = package / "themes"
+    return [packaged if packaged.is_dir() else package.parent / "themes", config_dir() / "themes"]
+
+
+def demo_file() -> Path:
+    """The bundled session, recorded on two H200s."""
+    return Path(__file__).parent / "demo" / "h200x2.opusmon"
