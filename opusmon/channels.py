@@ -30,8 +30,15 @@ GPU = Channel(
         Field("mem_reserved_b", "<f8", "B", "memory reserved by the driver and firmware"),
         Field("hbm_bw_pct", "<f4", "%", "share of the theoretical memory bandwidth that was used (GPM)"),
         Field("hbm_bw_bps", "<f8", "B/s", "hbm_bw_pct x memory clock x 2 x bus width / 8"),
-        Field("mem_busy_pct", "<f4", "%", "share of time in which memory was read or written; not a bandwidth"),
-        Field("gpu_busy_pct", "<f4", "%", "share of time in which any kernel ran; says nothing about how many SMs"),
+        Field(
+            "mem_busy_pct", "<f4", "%", "share of time in which memory was read or written; not a bandwidth"
+        ),
+        Field(
+            "gpu_busy_pct",
+            "<f4",
+            "%",
+            "share of time in which any kernel ran; says nothing about how many SMs",
+        ),
         Field("sm_util_pct", "<f4", "%", "SMs busy, per elapsed SM cycle (GPM)"),
         Field("sm_occupancy_pct", "<f4", "%", "warps resident of the most possible (GPM)"),
         Field("tensor_pct", "<f4", "%", "time in which the tensor pipes were busy (GPM)"),
@@ -47,8 +54,12 @@ GPU = Channel(
         Field("throttle_mask", "<f8", "", "NVML clocks event reasons, a bit mask, at the instant t"),
         Field("throttle_power_ns", "<f8", "ns", "time held back by the software power cap, cumulative"),
         Field("throttle_sync_ns", "<f8", "ns", "time held back by sync boost, cumulative"),
-        Field("throttle_sw_thermal_ns", "<f8", "ns", "time held back by the software thermal limit, cumulative"),
-        Field("throttle_hw_thermal_ns", "<f8", "ns", "time held back by the hardware thermal limit, cumulative"),
+        Field(
+            "throttle_sw_thermal_ns", "<f8", "ns", "time held back by the software thermal limit, cumulative"
+        ),
+        Field(
+            "throttle_hw_thermal_ns", "<f8", "ns", "time held back by the hardware thermal limit, cumulative"
+        ),
         Field("throttle_brake_ns", "<f8", "ns", "time held back by the external power brake, cumulative"),
         Field("ecc_corrected", "<f4", "", "since the driver loaded; read every 5 s and repeated between"),
         Field("ecc_uncorrected", "<f4", "", "since the driver loaded; read every 5 s and repeated between"),
@@ -93,8 +104,12 @@ NVLINK = Channel(
         Field("rx_bps", "<f4", "B/s", "to the GPU"),
         Field("state", "<f4", "", "1 up, 0 down; read every 5 s and repeated between"),
         Field("speed_bps", "<f4", "B/s", "line rate in one direction; read every 5 s and repeated between"),
-        Field("replay_errors", "<f4", "", "data link replays, cumulative; read every 5 s and repeated between"),
-        Field("recovery_errors", "<f4", "", "link recoveries, cumulative; read every 5 s and repeated between"),
+        Field(
+            "replay_errors", "<f4", "", "data link replays, cumulative; read every 5 s and repeated between"
+        ),
+        Field(
+            "recovery_errors", "<f4", "", "link recoveries, cumulative; read every 5 s and repeated between"
+        ),
         Field("crc_errors", "<f4", "", "CRC errors, cumulative; read every 5 s and repeated between"),
     ),
     key=("gpu", "link"),
@@ -124,7 +139,12 @@ GPU_EVENT = Channel(
     (
         _GPU,
         _GI,
-        Field("kind", "<u4", help="xid, lost, back, throttle_on, throttle_off, ecc, remap, link_down, link_up, ...", text=True),
+        Field(
+            "kind",
+            "<u4",
+            help="xid, lost, back, throttle_on, throttle_off, ecc, remap, link_down, link_up, ...",
+            text=True,
+        ),
         Field("code", "<f8", "", "the XID, the throttle bits, the link, or the count, by kind"),
         Field("detail", "<u4", help="plain-language meaning", text=True),
     ),
@@ -140,7 +160,12 @@ STATUS = Channel(
         Field("channel", "<u4", help='channel concerned, "" for the whole collector', text=True),
         Field("field", "<u4", help='field concerned, "" for all of them', text=True),
         Field("scope", "<u4", help='which series, for example "gpu 1"; "" for all', text=True),
-        Field("state", "<u4", help="ok, unavailable, not_supported, no_permission, stale, error, restarting", text=True),
+        Field(
+            "state",
+            "<u4",
+            help="ok, unavailable, not_supported, no_permission, stale, error, restarting",
+            text=True,
+        ),
         Field("reason", "<u4", help="why, in one sentence", text=True),
         Field("remedy", "<u4", help='the command or step that mends it, "" if there is none', text=True),
     ),

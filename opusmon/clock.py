@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,11 +96,12 @@ class Anchors:
 
     def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
         self._anchors = sorted(anchors)
+        self._reading = self.last
 
     def __len__(self) -> int:
         return len(self._anchors)
 
-    def __iter__(self) -> Iterable[Anchor]:  # type: ignore[misc]
+    def __iter__(self) -> Iterator[Anchor]:
         return iter(self._anchors)
 
     @property
@@ -114,14 +115,14 @@ class Anchors:
 
     def observe(self, reading: Anchor) -> Anchor | None:
         """The anchor to keep for this reading, if it is due (every 60 s) or wall time has stepped."""
+        before, self._reading = self._reading, reading
         last = self.last
-        if last is None:
+        if before is None or last is None:
             return reading
-        step = reading.offset_ns - last.offset_ns
-        elapsed = max(reading.t - last.t, NS)
-        if abs(step) > STEP_NS * max(1, elapsed // NS):
+        step = reading.offset_ns - before.offset_ns
+        if abs(step) > STEP_NS * max(1, (reading.t - before.t) // NS):
             return Anchor(reading.t, reading.wall_ns, step)
-        return reading if elapsed >= ANCHOR_EVERY_NS else None
+        return reading if reading.t - last.t >= ANCHOR_EVERY_NS else None
 
     def wall(self, t: int) -> int:
         """CLOCK_REALTIME ns at monotonic `t`, by the last anchor at or before it (the first one for earlier t).

@@ -61,7 +61,6 @@ def decode(data: bytes, n: int, dtype: np.dtype[np.void], codec: int = ZLIB) -> 
     return rows
 
 
-
 def _inflate(data: bytes, size: int) -> bytes:
     """Decompress to exactly `size` bytes; never holds more than one byte beyond it."""
     stream = zlib.decompressobj()

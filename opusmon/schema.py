@@ -104,7 +104,8 @@ class Channel:
     def to_json(self) -> str:
         """Describe the channel as JSON text."""
         fields = [
-            {"name": f.name, "dtype": f.dtype, "unit": f.unit, "help": f.help, "text": f.text} for f in self.fields
+            {"name": f.name, "dtype": f.dtype, "unit": f.unit, "help": f.help, "text": f.text}
+            for f in self.fields
         ]
         body = {"name": self.name, "kind": self.kind, "key": self.key, "help": self.help, "fields": fields}
         return json.dumps(body, ensure_ascii=False)
@@ -129,7 +130,9 @@ class Channel:
                 for f in body["fields"]
             )
             kind = body["kind"] if body["kind"] in ("gauge", "counter", "event") else "gauge"
-            return cls(str(body["name"]), kind, fields, tuple(map(str, body["key"])), str(body.get("help", "")))
+            return cls(
+                str(body["name"]), kind, fields, tuple(map(str, body["key"])), str(body.get("help", ""))
+            )
         except SchemaError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

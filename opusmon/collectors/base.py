@@ -96,5 +96,6 @@ async def every(interval_ns: int, clock: Clock) -> AsyncIterator[Tick]:
             await asyncio.sleep(wait_ns / 1e9)
         behind = clock.now() - due
         yield Tick(due, behind > interval_ns // 2, missed)
-        missed = max(0, (clock.now() - due) // interval_ns - 0) if clock.now() - due >= 2 * interval_ns else 0
-        due += interval_ns * (1 + missed)
+        due += interval_ns
+        missed = max(0, (clock.now() - due) // interval_ns)
+        due += interval_ns * missed

@@ -1,0 +1,248 @@
+"""A session: what is being watched or replayed, the window on it, and the file it is kept in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from opusmon import __version__, collectors
+from opusmon.bus import Bus, Sink
+from opusmon.channels import ALL
+from opusmon.clock import NS, Anchors, Clock
+from opusmon.collectors.base import Unavailable
+from opusmon.collectors.cost import SelfCost
+from opusmon.paths import state_dir
+from opusmon.recording import Mark, Recorder, RecorderState, Recording
+from opusmon.schema import StringTable
+from opusmon.source import LiveSource, Source
+from opusmon.window import Window
+from opusmon.worker import WorkerSource
+
+RETAIN_NS = 24 * 3600 * NS
+RETAIN_B = 2 * 1024**3
+_FOLLOW_S = 0.5
+
+
+class NothingToWatch(Exception):  # noqa: N818  (it reads as what happened)
+    """No collector can run on this host; the text is one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which collectors will run, and why the others cannot."""
+
+    runnable: tuple[str, ...]
+    absent: Mapping[str, Unavailable]
+
+
+def plan(only: Sequence[str] = ()) -> Plan:
+    """Probe the collectors, or only those named.
+
+    Raises:
+        NothingToWatch: none of them can run.
+    """
+    names = list(only) or [*collectors.REGISTRY, *collectors.AWAITED]
+    answers = {name: collectors.probe(name) for name in names}
+    runnable = tuple(name for name, why in answers.items() if why is None and name in collectors.REGISTRY)
+    absent = {name: why for name, why in answers.items() if why is not None}
+    if not runnable:
+        reasons = "; ".join(
+            f"{name}: {why.reason}" for name, why in absent.items() if name in collectors.REGISTRY or only
+        )
+        raise NothingToWatch(
+            f"nothing can be watched on this host ({reasons}). `opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
+        )
+    return Plan(runnable, absent)
+
+
+def default_path(now: float | None = None) -> Path:
+    """A new file in the state folder, named by local time and host."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
+    return state_dir() / f"{stamp}-{host}.opusmon"
+
+
+def describe() -> dict[str, str]:
+    """What the file says about the host and the program. No arguments and no environment: they may hold secrets."""
+    return {
+        "opusmon": __version__,
+        "host": socket.gethostname(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "timezone": time.strftime("%Z"),
+        "pid": str(os.getpid()),
+        "platform": sys.platform,
+    }
+
+
+class LiveSession:
+    """Collectors, the bus, the window and the recorder of a live session.
+
+    Args:
+        plan: what to run.
+        clock: the session clock.
+        path: file to record into; None records nothing.
+        keep_window: hold rows in memory for a screen.
+        interval_ns: sampling interval of polled collectors.
+        process: name of this process in `cost` rows.
+
+    Raises:
+        RecordingError: the file cannot be made.
+    """
+
+    follows = True
+    word = "LIVE"
+
+    def __init__(
+        self,
+        plan: Plan,
+        clock: Clock,
+        *,
+        path: Path | None,
+        keep_window: bool = True,
+        interval_ns: int = NS,
+        retain_ns: int | None = RETAIN_NS,
+        retain_b: int | None = RETAIN_B,
+        process: str = "screen",
+    ) -> None:
+        self.clock = clock
+        self.strings = StringTable()
+        self.anchors = Anchors()
+        self.meta: Mapping[str, str] = describe()
+        self.interval_ns = interval_ns
+        self.recorder: Recorder | None = None
+        self._store: Recording | None = None
+        if path is not None:
+            self.recorder = Recorder(
+                path,
+                strings=self.strings,
+                clock=clock,
+                session=self.meta,
+                retain_ns=retain_ns,
+                retain_b=retain_b,
+            )
+            self._store = Recording.open(path) if keep_window else None
+        self.window = Window(self.strings, self.anchors, channels=ALL, store=self._store)
+        sources: list[Source] = [
+            WorkerSource(name, self.strings, clock, interval_ns=interval_ns) for name in plan.runnable
+        ]
+        sources.append(SelfCost(self.strings, clock, process))
+        self.source = LiveSource(sources, self.strings, clock, absent=plan.absent)
+        sinks: list[Sink] = [self.window] if keep_window else []
+        if self.recorder is not None:
+            sinks.append(self.recorder)
+        self._bus = Bus(sinks)
+        self._observe_clock()
+
+    @property
+    def recording(self) -> RecorderState | None:
+        """State of the file, None when nothing is recorded."""
+        return self.recorder.state if self.recorder is not None else None
+
+    def edge(self) -> int:
+        """The newest instant there is: now."""
+        return self.clock.now()
+
+    async def run(self) -> None:
+        """Pump batches to the sinks until cancelled."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            async with contextlib.aclosing(self.source.batches()) as batches:  # type: ignore[type-var]
+                async for batch in batches:
+                    self._bus.push(batch)
+        finally:
+            ticker.cancel()
+
+    def mark(self, t0: int, t1: int, kind: str, text: str) -> str:
+        """Put a mark on the timeline and in the file; returns what to tell the user."""
+        if self.recorder is not None:
+            self.recorder.mark(t0, t1, kind, text)
+        self.window.add_mark(Mark(t0, t1, kind, text))
+        return (
+            "bookmark kept in the recording" if self.recorder is not None else "bookmark kept until you quit"
+        )
+
+    def close(self) -> None:
+        """Close the file; what was pushed before is in it."""
+        if self._store is not None:
+            self._store.close()
+        if self.recorder is not None:
+            self.recorder.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._observe_clock()
+            if self._store is not None:
+                self._store.refresh()
+
+    def _observe_clock(self) -> None:
+        anchor = self.anchors.observe(self.clock.anchor())
+        if anchor is None:
+            return
+        self.anchors.add(anchor)
+        if self.recorder is not None:
+            self.recorder.anchor(anchor)
+        if anchor.step_ns:
+            self.mark(anchor.t, anchor.t, "clock", f"wall clock stepped by {anchor.step_ns / 1e9:+.3f} s")
+
+
+class ReplaySession:
+    """A recording as the source of the screen, possibly one that is still being written."""
+
+    recording: RecorderState | None = None
+
+    def __init__(self, recording: Recording, clock: Clock, *, follow: bool = False) -> None:
+        self.store = recording
+        self.clock = clock
+        self.meta: Mapping[str, str] = recording.session
+        self.window = Window.over(recording)
+        self.follows = follow
+        self.word = "FOLLOW"
+
+    def edge(self) -> int:
+        """The newest instant there is: the last row in the file."""
+        return self.window.t1
+
+    async def run(self) -> None:
+        """Notice what is written, when following."""
+        while self.follows:
+            await asyncio.sleep(_FOLLOW_S)
+            self.window.refresh()
+
+    def mark(self, t0: int, t1: int, kind: str, text: str) -> str:
+        """Keep a mark for this viewing: a recording under replay is evidence and is not written to."""
+        self.window.add_mark(Mark(t0, t1, kind, text))
+        return "bookmark kept until you quit: a replayed file is not changed"
+
+    def close(self) -> None:
+        """Close the file."""
+        self.store.close()
+
+
+Session = LiveSession | ReplaySession
+
+
+async def record(session: LiveSession, duration_s: float | None, report: Callable[[], None]) -> None:
+    """Run a headless session until the time is over or it is cancelled; `report` is called every 10 s."""
+    pump = asyncio.create_task(session.run())
+    deadline = time.monotonic() + duration_s if duration_s is not None else None
+    try:
+        while not pump.done():
+            left = 10.0 if deadline is None else min(10.0, deadline - time.monotonic())
+            if left <= 0:
+                return
+            await asyncio.wait({pump}, timeout=left)
+            report()
+        pump.result()
+    finally:
+        pump.cancel()
+        await asyncio.gather(pump, return_exceptions=True)

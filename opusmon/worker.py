@@ -1,0 +1,258 @@
+"""A collector in a child process: the same batches, over a pipe.
+
+Used where a facility can hang or crash its caller, or needs root. The child is `opusmon stream`, so the same
+source works behind ssh. The parent never waits for a child: one that is stuck in the driver cannot be killed,
+and the screen must close all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from opusmon.channels import BY_NAME
+from opusmon.clock import Clock, SystemClock
+from opusmon.collectors import load
+from opusmon.collectors.base import Status, Unavailable, status_batch
+from opusmon.schema import Batch, Channel, StringTable
+from opusmon.wire import Decoder, Encoder, WireError
+
+SILENT_S = 6.0
+"""A child sends something every second; after this long without a byte its pane is told."""
+GIVE_UP_S = 60.0
+"""After this long without a byte the child is replaced."""
+_STDERR_B = 4096
+_PR_SET_PDEATHSIG = 1
+
+
+class SourceLost(Exception):  # noqa: N818  (it reads as what happened)
+    """A source has ended; it may be started again.
+
+    Attributes:
+        why: reason and remedy.
+        final: starting it again at once is of no use.
+    """
+
+    def __init__(self, why: Unavailable, *, final: bool = False) -> None:
+        super().__init__(why.reason)
+        self.why = why
+        self.final = final
+
+
+class WorkerSource:
+    """A Source that runs in a child process.
+
+    Args:
+        name: the collector, as `opusmon stream --only` takes it.
+        strings: the session's table; the child's text ids are translated into it.
+        argv: the child's command line; by default this interpreter running `opusmon stream`.
+        origin: host the rows come from, "" for this one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        strings: StringTable,
+        clock: Clock,
+        *,
+        argv: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        origin: str = "",
+        interval_ns: int = 1_000_000_000,
+        silent_s: float = SILENT_S,
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self.name = name
+        self.strings = strings
+        self.channels: Sequence[Channel] = tuple(BY_NAME.values())
+        self._clock = clock
+        self._argv = list(argv) or child_argv(name, interval_ns)
+        self._env = dict(env) if env is not None else None
+        self._origin = origin
+        self._silent_s = silent_s
+        self._give_up_s = give_up_s
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Batches of one life of the child.
+
+        Raises:
+            SourceLost: the child could not start, ended, sent garbage or stayed silent too long.
+        """
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=asyncio.subprocess.PIPE,  # its end of file tells the child that we are gone
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._env,
+                start_new_session=True,  # ctrl+c in the terminal is ours alone
+            )
+        except OSError as error:
+            raise SourceLost(Unavailable(f"cannot start {self._argv[0]}: {error.strerror}")) from error
+        errors = bytearray()
+        drain = asyncio.create_task(_drain(child.stderr, errors))
+        try:
+            async for batch in self._read(child):
+                yield batch
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(drain), 0.5)
+            raise SourceLost(Unavailable(f"the {self.name} worker ended{_last_words(errors)}"))
+        finally:
+            drain.cancel()
+            _let_go(child)
+
+    async def _read(self, child: asyncio.subprocess.Process) -> AsyncIterator[Batch]:
+        assert child.stdout is not None  # noqa: S101  (a pipe was asked for)
+        decoder = Decoder(self.strings, self._origin)
+        silent_since = self._clock.now()
+        told = False
+        while True:
+            try:
+                data = await asyncio.wait_for(child.stdout.read(65_536), self._silent_s)
+            except TimeoutError:
+                silent_s = (self._clock.now() - silent_since) / 1e9
+                if silent_s > self._give_up_s:
+                    raise SourceLost(
+                        Unavailable(f"the {self.name} worker has been silent for {silent_s:.0f} s")
+                    ) from None
+                told = True
+                yield self._status(
+                    "stale",
+                    f"the {self.name} worker has sent nothing for {silent_s:.0f} s; a driver call may hang",
+                )
+                continue
+            if not data:
+                break
+            silent_since = self._clock.now()
+            if told:
+                told = False
+                yield self._status("ok", "")
+            try:
+                for batch in decoder.feed(data):
+                    yield batch
+            except WireError as error:
+                raise SourceLost(Unavailable(f"the {self.name} worker sent garbage: {error}")) from error
+        if decoder.unavailable is not None:
+            raise SourceLost(Unavailable(*decoder.unavailable), final=True)
+
+    def _status(self, state: str, reason: str) -> Batch:
+        return status_batch(self._clock.now(), [Status(self.name, state, reason)], self.strings)
+
+
+def child_argv(name: str, interval_ns: int) -> list[str]:
+    """Command line of a child that streams one collector from this host."""
+    return [
+        sys.executable,
+        "-m",
+        "opusmon",
+        "stream",
+        "--only",
+        name,
+        "--interval",
+        f"{interval_ns / 1e9:g}s",
+    ]
+
+
+async def _drain(stream: asyncio.StreamReader | None, into: bytearray) -> None:
+    """Keep the last 4 KiB of what a child says, so that it never blocks on a full pipe."""
+    while stream is not None and (data := await stream.read(4096)):
+        into += data
+        del into[:-_STDERR_B]
+
+
+def _last_words(errors: bytes | bytearray) -> str:
+    """The last line a child wrote to stderr, as a clause."""
+    lines = bytes(errors).decode("utf-8", "replace").strip().splitlines()
+    return f": {lines[-1][:200]}" if lines else ""
+
+
+def _let_go(child: asyncio.subprocess.Process) -> None:
+    """End a child without waiting for it."""
+    if child.stdin is not None:
+        child.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    # Closing the transport now is what keeps interpreter exit from waiting for a child stuck in the kernel.
+    transport = getattr(child, "_transport", None)
+    if transport is not None:
+        transport.close()
+
+
+def serve(name: str, interval_ns: int, *, compress: bool = False) -> int:
+    """Run one collector and write its batches to stdout as frames, until stdin ends. The child's side.
+
+    Returns:
+        Exit status: 0 when told to stop, 1 when the collector cannot run.
+    """
+    die_with_parent()
+    out = os.dup(1)
+    os.dup2(2, 1)  # a stray print of some library must not damage the stream
+    strings = StringTable()
+    encoder = Encoder(strings, compress=compress)
+    _write(out, encoder.hello(socket.gethostname()))
+    try:
+        asyncio.run(_serve(name, interval_ns, encoder, strings, out))
+    except SourceLost as lost:
+        _write(out, encoder.unavailable(lost.why.reason, lost.why.remedy))
+        return 1
+    except (BrokenPipeError, KeyboardInterrupt):
+        pass
+    return 0
+
+
+async def _serve(name: str, interval_ns: int, encoder: Encoder, strings: StringTable, out: int) -> None:
+    why = None
+    try:
+        collector = load(name)(strings, SystemClock(), interval_ns)
+        pump = asyncio.create_task(_pump(collector.batches(), encoder, out))
+        gone = asyncio.create_task(_stdin_closed())
+        done, pending = await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if pump in done:
+            pump.result()
+    except Exception as error:
+        why = getattr(error, "why", None)
+        if not isinstance(why, Unavailable):
+            raise
+    if why is not None:
+        raise SourceLost(why, final=True)
+
+
+async def _pump(batches: AsyncIterator[Batch], encoder: Encoder, out: int) -> None:
+    async for batch in batches:
+        _write(out, encoder.batch(batch))
+
+
+async def _stdin_closed() -> None:
+    """Return at end of file on stdin: the reader has gone, however it went."""
+    gone = asyncio.Event()
+
+    def readable() -> None:
+        if not os.read(0, 4096):
+            asyncio.get_running_loop().remove_reader(0)
+            gone.set()
+
+    try:
+        asyncio.get_running_loop().add_reader(0, readable)
+    except (OSError, ValueError):
+        await asyncio.Event().wait()  # stdin is a plain file: nothing to watch
+    await gone.wait()
+
+
+def _write(out: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies, SIGKILL included (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
