@@ -22,8 +22,15 @@ _QUEUE = 1024
 class Source(Protocol):
     """Anything with channels and batches: a collector, a child process, another host."""
 
-    name: str
-    channels: Sequence[Channel]
+    @property
+    def name(self) -> str:
+        """What its `status` rows call it."""
+        ...
+
+    @property
+    def channels(self) -> Sequence[Channel]:
+        """What it emits."""
+        ...
 
     def batches(self) -> AsyncIterator[Batch]:
         """What it sees, until closed."""
@@ -69,8 +76,8 @@ class LiveSource:
 
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches of all sources as they come, until closed."""
-        tasks = [asyncio.create_task(self._supervise(source)) for source in self._sources]
-        tasks.append(asyncio.create_task(self._keyframes()))
+        tasks = [asyncio.create_task(self._keyframes())]
+        tasks += [asyncio.create_task(self._supervise(source)) for source in self._sources]
         try:
             while True:
                 getter = asyncio.ensure_future(self._queue.get())

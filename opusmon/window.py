@@ -175,6 +175,9 @@ class Window:
         self._marks: list[MarkLike] = []
         self._t0: int | None = None
         self._t1 = 0
+        # All panes of a frame ask for the newest rows of the same few channels at the same instant.
+        self._asked: dict[tuple[str, int, int], Rows] = {}
+        self._asked_at = (0, 0)
 
     @classmethod
     def over(cls, store: Store) -> Window:
@@ -241,7 +244,7 @@ class Window:
 
     def binned(self, channel: str, fields: Sequence[str], t0: int, t1: int, step_ns: int) -> Rows:
         """`stats.rollup` of the rows with t0 < t <= t1, from the store's rollups where the span is wide."""
-        kind = self.channels.get(channel)
+        kind = self._kind(channel)
         if kind is None:
             return np.empty(0, dtype=[("t", "<i8")])
         ring = self._rings.get(channel)
@@ -252,13 +255,20 @@ class Window:
             return store.binned(channel, fields, t0, t1, step_ns)
         older = store.binned(channel, fields, t0, ring.floor, step_ns)
         newer = stats.rollup(ring.slice(ring.floor, t1), kind, fields, step_ns)
-        return stats.merge_rollups([older, newer], kind, fields, step_ns)
+        return stats.merge_rollups([older, newer])
 
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
         """The newest row of each series among those with t - lookback_ns < row t <= t."""
-        kind = self.channels.get(channel)
-        rows = self.query(channel, t - lookback_ns, t)
-        return stats.latest(rows, kind.key) if kind is not None else rows
+        ask = (channel, t, lookback_ns)
+        if self._asked_at != (self.version, t):
+            self._asked.clear()
+            self._asked_at = (self.version, t)
+        rows = self._asked.get(ask)
+        if rows is None:
+            kind = self._kind(channel)
+            rows = self.query(channel, t - lookback_ns, t)
+            rows = self._asked[ask] = stats.latest(rows, kind.key) if kind is not None else rows
+        return rows
 
     def step(self, channel: str, t: int, direction: int) -> int | None:
         """Time of the first sample after `t` (direction +1) or the last one before it (-1)."""
@@ -288,6 +298,10 @@ class Window:
     def _store_of(self, channel: str) -> Store | None:
         store = self._store
         return store if store is not None and channel in store.channels else None
+
+    def _kind(self, channel: str) -> Channel | None:
+        known = self._channels.get(channel)
+        return known if known is not None or self._store is None else self._store.channels.get(channel)
 
     def _empty(self, channel: str) -> Rows:
         kind = self._channels.get(channel)

@@ -28,6 +28,7 @@ SILENT_S = 6.0
 GIVE_UP_S = 60.0
 """After this long without a byte the child is replaced."""
 _STDERR_B = 4096
+_END_S = 0.3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -105,7 +106,7 @@ class WorkerSource:
             raise SourceLost(Unavailable(f"the {self.name} worker ended{_last_words(errors)}"))
         finally:
             drain.cancel()
-            _let_go(child)
+            await _let_go(child)
 
     async def _read(self, child: asyncio.subprocess.Process) -> AsyncIterator[Batch]:
         assert child.stdout is not None  # noqa: S101  (a pipe was asked for)
@@ -172,13 +173,15 @@ def _last_words(errors: bytes | bytearray) -> str:
     return f": {lines[-1][:200]}" if lines else ""
 
 
-def _let_go(child: asyncio.subprocess.Process) -> None:
-    """End a child without waiting for it."""
+async def _let_go(child: asyncio.subprocess.Process) -> None:
+    """End a child; one that is stuck in the kernel and cannot end is left behind."""
     if child.stdin is not None:
         child.stdin.close()
     with contextlib.suppress(ProcessLookupError):
         child.kill()
-    # Closing the transport now is what keeps interpreter exit from waiting for a child stuck in the kernel.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(child.wait(), _END_S)
+    # Closing the transport now is what keeps interpreter exit from waiting for such a child.
     transport = getattr(child, "_transport", None)
     if transport is not None:
         transport.close()

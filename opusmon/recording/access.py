@@ -1,0 +1,203 @@
+"""Opening a recording for reading: who it is, whether it is whole, and nothing in it may act.
+
+Whatever the file holds, opening answers with a connection or a `RecordingError` of one line.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from opusmon.recording import store
+from opusmon.recording.store import RecordingError
+
+MAGIC = b"SQLite format 3\x00"
+HEADER_B = 100
+MAX_VALUE_B = 80 * 1024 * 1024
+"""Longest value SQLite may build, so that a hostile schema cannot fill the memory."""
+
+BUSY_S = 0.5
+
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a damaged file may raise; the second when SQLite's own message quotes bytes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fields of an SQLite header that tell about the file.
+
+    Attributes:
+        page_b: page size in bytes, 0 when it is not a legal one.
+        pages: size of the file in pages as the last writer knew it, 0 when that is not recorded.
+        freelist: first page of the list of free pages, 0 for none.
+        version: `PRAGMA user_version`.
+        application: `PRAGMA application_id`.
+    """
+
+    page_b: int
+    pages: int
+    freelist: int
+    version: int
+    application: int
+
+    @classmethod
+    def parse(cls, head: bytes) -> Header | None:
+        """Read the first 100 bytes of a file; None when it is no SQLite file."""
+        if len(head) < HEADER_B or not head.startswith(MAGIC):
+            return None
+
+        def number(at: int, width: int = 4) -> int:
+            return int.from_bytes(head[at : at + width], "big")
+
+        page_b = 65_536 if number(16, 2) == 1 else number(16, 2)
+        legal = 512 <= page_b <= 65_536 and page_b & (page_b - 1) == 0
+        # The page count is only valid when the last writer was one that keeps it.
+        pages = number(28) if number(24) == number(92) else 0
+        return cls(page_b if legal else 0, pages, number(32), number(60), number(68))
+
+
+def read_header(path: Path) -> tuple[Header, int]:
+    """Header and size in bytes of a recording.
+
+    Raises:
+        RecordingError: it is missing, unreadable, empty or something else.
+    """
+    size_b = store.check_is_file(path)
+    if size_b == 0:
+        raise RecordingError(f"{path} is empty: nothing was recorded")
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_B)
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {store.describe(error)}") from error
+    if size_b < HEADER_B and MAGIC.startswith(head[: len(MAGIC)]):
+        raise RecordingError(f"{path} is cut off after {size_b} bytes: nothing can be read, copy it again")
+    header = Header.parse(head)
+    if header is None:
+        raise RecordingError(f"{path} is not an opusmon recording")
+    return header, size_b
+
+
+def connect(path: Path) -> tuple[sqlite3.Connection, list[str]]:
+    """Open a recording read-only.
+
+    Returns:
+        A connection that any thread may use, one at a time, and warnings for the user.
+
+    Raises:
+        RecordingError: one line saying what is wrong and how to go on.
+    """
+    header, size_b = read_header(path)
+    if header.application != store.APPLICATION_ID:
+        raise RecordingError(f"{path} is not an opusmon recording")
+    if header.page_b == 0:
+        raise damaged(path, "damaged")
+    # While it is written, the newest pages may be in the WAL only, and page 1 is written back first.
+    if header.pages * header.page_b > size_b and not _has_wal(path):
+        raise damaged(path, "truncated")
+    warnings = []
+    if header.version > store.VERSION:
+        warnings.append(
+            f"{path.name} was written by a newer opusmon (format {header.version}): some of it may not be shown"
+        )
+    connection = _open(path, warnings)
+    try:
+        _check_tables(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, warnings
+
+
+def damaged(path: Path, how: str) -> RecordingError:
+    """The error for a recording whose structure is broken: `how` is "damaged" or "truncated"."""
+    return RecordingError(
+        f"{path} is {how}; run: opusmon salvage {path} -o {path.with_suffix('.salvaged.opusmon')}"
+    )
+
+
+def translate(error: Exception, path: Path) -> RecordingError:
+    """What an SQLite error while reading means to the user."""
+    if store.is_busy(error):
+        return RecordingError(
+            f"{path} is locked: another opusmon records it in exclusive mode; read it when that has stopped"
+        )
+    if store.is_damaged(error) or not isinstance(error, sqlite3.OperationalError):
+        return damaged(path, "damaged")
+    return RecordingError(f"cannot read {path}: {store.describe(error)}")
+
+
+def _has_wal(path: Path) -> bool:
+    """Whether there is a WAL with content."""
+    try:
+        return store.wal_path(path).stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _open(path: Path, warnings: list[str]) -> sqlite3.Connection:
+    """Connect; where SQLite cannot make its shared memory (a read-only folder), read the file as it stands."""
+    try:
+        return _try_open(path, "mode=ro")
+    except sqlite3.OperationalError as error:
+        if (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in (
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+        ):
+            raise translate(error, path) from error
+        if _has_wal(path):
+            warnings.append(
+                f"{path.name}-wal cannot be used in this folder, the newest rows are missing: copy both to a writable one"
+            )
+    except FAILURES as error:
+        raise translate(error, path) from error
+    try:
+        return _try_open(path, "mode=ro&immutable=1")
+    except FAILURES as error:
+        raise translate(error, path) from error
+
+
+def _try_open(path: Path, options: str) -> sqlite3.Connection:
+    """Connect and read the schema once, with everything in the file that could act switched off."""
+    address = f"file:{quote(os.fsencode(path.absolute()))}?{options}"
+    connection = sqlite3.connect(
+        address, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S
+    )
+    try:
+        connection.text_factory = _text
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_B)
+        for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute(f"PRAGMA cache_size=-{store.CACHE_KIB}")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Make sure that what is going to be read are plain tables, not views or virtual tables.
+
+    Raises:
+        RecordingError: one is missing or something else.
+    """
+    try:
+        rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchmany(1000)
+    except FAILURES as error:
+        raise translate(error, path) from error
+    plain = {
+        name
+        for kind, name, sql in rows
+        if kind == "table" and str(sql).lstrip().upper().startswith("CREATE TABLE")
+    }
+    missing = sorted(store.TABLES - plain)
+    if missing:
+        raise RecordingError(f"{path} is not an opusmon recording: it has no table {missing[0]}")

@@ -1,0 +1,222 @@
+"""Rows out of an open recording: chunks and rollups by time range, decoded through a cache.
+
+Functions here run inside one short read transaction of `opusmon.recording.reader.Recording`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from opusmon import stats
+from opusmon.codec import MAX_CHUNK_B
+from opusmon.recording.cache import RowsCache
+from opusmon.recording.decode import Stored, columns_of, decode_many, join, plain
+from opusmon.recording.rollup import GROUPS_NS, LEVELS_NS, stored_dtype
+from opusmon.recording.store import I64_MAX, RecordingError, clamp
+from opusmon.schema import Channel, Rows, sort_rows
+
+MAX_QUERY_B = 512 * 1024 * 1024
+"""Most bytes of rows that one query may give."""
+
+BLOCK = 512
+"""Stored chunks decoded together."""
+
+_CHUNKS = """
+SELECT id, n FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
+    AND t0 > :a - (SELECT max_span_ns FROM channel WHERE id=:c)
+"""
+_ROLLUPS = "SELECT id FROM rollup WHERE channel=? AND level=? AND t1>? AND t1<=? AND t0<?"
+_FETCH = {
+    "chunk": "SELECT id, n, codec, data FROM chunk WHERE id=?",
+    "rollup": "SELECT id, n, codec, data FROM rollup WHERE id=?",
+}
+
+
+@dataclass(slots=True)
+class ChunkReader:
+    """Reads the rows of channels from a connection.
+
+    Attributes:
+        connection: open for reading.
+        cache: decoded chunks and rollup columns.
+        damaged: ids of chunks that were skipped because they cannot be decoded.
+    """
+
+    connection: sqlite3.Connection
+    cache: RowsCache = field(default_factory=RowsCache)
+    damaged: set[int] = field(default_factory=set)
+
+    def chunk_ids(
+        self, number: int, channel: Channel, t0: int, t1: int, *, limit_b: int = MAX_QUERY_B
+    ) -> list[int]:
+        """Ids of the chunks that may have rows with `t0 < t <= t1`, in arrival order.
+
+        Raises:
+            RecordingError: they hold more than `limit_b`.
+        """
+        found = self.connection.execute(_CHUNKS, {"c": number, "a": clamp(t0), "b": clamp(t1)}).fetchall()
+        size_b = (
+            sum(n for _, n in found if isinstance(n, int) and 0 < n <= MAX_CHUNK_B) * channel.dtype.itemsize
+        )
+        if size_b > limit_b:
+            raise RecordingError(
+                f"{size_b // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
+            )
+        return sorted(chunk for chunk, _ in found)
+
+    def rows(self, number: int, channel: Channel, t0: int, t1: int) -> Rows:
+        """Rows with `t0 < t <= t1` by time, rows of equal time in arrival order; damaged chunks are skipped."""
+        if t0 >= t1:
+            return np.empty(0, channel.dtype)
+        ids = self.chunk_ids(number, channel, t0, t1)
+        chunks = self.chunks(channel, ids)
+        rows = join((chunks[i] for i in ids if i in chunks), channel.dtype)
+        return cut(sort_rows(rows), t0, t1)
+
+    def chunks(self, channel: Channel, ids: Sequence[int]) -> dict[int, bytes]:
+        """Row bytes of chunks by id, without the damaged ones."""
+        found: dict[int, bytes] = {}
+        missing: list[int] = []
+        for number in ids:
+            held = self.cache.get(number)
+            if held is not None:
+                found[number] = held
+            elif number not in self.damaged:
+                missing.append(number)
+        for start in range(0, len(missing), BLOCK):
+            stored = self._fetch("chunk", missing[start : start + BLOCK])
+            for number, rows in decode_many(stored, channel.dtype).items():
+                if rows is None:
+                    self.damaged.add(number)
+                else:
+                    found[number] = rows
+                    self.cache.put(number, rows)
+        return found
+
+    def binned(
+        self, number: int, channel: Channel, fields: Sequence[str], t0: int, t1: int, step_ns: int
+    ) -> Rows:
+        """Bins over rows with `t0 < t <= t1`, from the widest stored buckets that fit `step_ns`."""
+        levels = sum(step_ns % level_ns == 0 for level_ns in LEVELS_NS)
+        request = _Binning(number, channel, tuple(fields), step_ns)
+        parts = self._bins(request, t0 + 1, t1 + 1, levels - 1)
+        parts.append(np.empty(0, stats.rollup_dtype(channel, fields)))
+        return stats.merge_rollups(parts, step_ns)
+
+    def _bins(self, request: _Binning, begin: int, end: int, level: int) -> list[Rows]:
+        """Partial bins over `begin <= t < end`.
+
+        Buckets that lie inside the range whole come from `level`; the ends, and what is not sealed yet,
+        come from the level below, and in the end from rows.
+        """
+        if begin >= end:
+            return []
+        if level < 0:
+            rows = self.rows(request.number, request.channel, begin - 1, end - 1)
+            return [stats.rollup(rows, request.channel, request.fields, request.step_ns)]
+        width = LEVELS_NS[level]
+        low = -(-begin // width) * width
+        high = min(end, self._sealed(request.number, width)) // width * width
+        stored = self._buckets(request, level, low, high) if low < high else None
+        if stored is None:
+            return self._bins(request, begin, end, level - 1)
+        before = self._bins(request, begin, low, level - 1)
+        return [*before, stored, *self._bins(request, high, end, level - 1)]
+
+    def _sealed(self, number: int, width: int) -> int:
+        """End of the last stored bucket: rows before it are in buckets, later ones are not."""
+        found = self.connection.execute(
+            "SELECT max(t1) FROM rollup WHERE channel=? AND level=?", (number, width)
+        )
+        end = found.fetchone()[0]
+        return end if isinstance(end, int) else -(2**63)
+
+    def _buckets(self, request: _Binning, level: int, low: int, high: int) -> Rows | None:
+        """Stored buckets that begin in `low <= t < high`; None when one cannot be decoded."""
+        bounds = (clamp(low), clamp(high + GROUPS_NS[level]), clamp(high))
+        found = self.connection.execute(_ROLLUPS, (request.number, LEVELS_NS[level], *bounds)).fetchall()
+        ids = [number for (number,) in found]
+        parts = self._bucket_bytes(request, ids)
+        if parts is None:
+            return None
+        rows = join(parts, stats.rollup_dtype(request.channel, request.fields))
+        return rows[(rows["t"] >= low) & (rows["t"] < high)]
+
+    def _bucket_bytes(self, request: _Binning, ids: Sequence[int]) -> list[bytes] | None:
+        """The columns asked for of stored rollups, as row bytes; None when one is damaged."""
+        stored_as = stored_dtype(request.channel)
+        wanted = stats.rollup_dtype(request.channel, request.fields)
+        parts: list[bytes] = []
+        for number in ids:
+            key = (request.number, number, request.fields)
+            held = self.cache.get(key)
+            if held is None:
+                for stored in self._fetch("rollup", [number]):
+                    data = plain(stored, stored_as.itemsize)
+                    if data is None:
+                        return None
+                    columns = columns_of([data], stored.n, stored_as, wanted.names or ())
+                    held = columns.astype(wanted).tobytes()
+                    self.cache.put(key, held)
+            parts.append(held or b"")
+        return parts
+
+    def _fetch(self, table: str, ids: Sequence[int]) -> list[Stored]:
+        """Stored chunks or rollups by id; one that was pruned meanwhile is left out."""
+        rows = (self.connection.execute(_FETCH[table], (number,)).fetchone() for number in ids)
+        return [Stored(*row) for row in rows if row is not None]
+
+    def step_forward(self, number: int, channel: Channel, t: int) -> int | None:
+        """Time of the first row after `t`."""
+        while True:
+            # The next chunk to begin bounds the search; those that have begun may still have an earlier row.
+            edge = self._edge("SELECT min(t0) FROM chunk WHERE channel=? AND t0>?", number, t)
+            rows = self.rows(number, channel, t, I64_MAX if edge is None else edge)
+            if len(rows):
+                return int(rows["t"][0])
+            if edge is None:
+                return None
+            t = edge
+
+    def step_back(self, number: int, channel: Channel, t: int) -> int | None:
+        """Time of the last row before `t`."""
+        while (
+            edge := self._edge("SELECT max(t0) FROM chunk WHERE channel=? AND t0<?", number, t)
+        ) is not None:
+            rows = self.rows(number, channel, edge - 1, t - 1)
+            if len(rows):
+                return int(rows["t"][-1])
+            t = edge
+        return None
+
+    def _edge(self, sql: str, number: int, t: int) -> int | None:
+        """The time a query over chunk starts finds."""
+        found: Any = self.connection.execute(sql, (number, clamp(t))).fetchone()[0]
+        return found if isinstance(found, int) else None
+
+    def origins(self, ids: Sequence[int]) -> dict[int, str]:
+        """Hosts that chunks came from."""
+        sql = "SELECT origin FROM chunk WHERE id=?"
+        rows = ((number, self.connection.execute(sql, (number,)).fetchone()) for number in ids)
+        return {number: str(row[0]) for number, row in rows if row is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Binning:
+    """What `binned` was asked for."""
+
+    number: int
+    channel: Channel
+    fields: tuple[str, ...]
+    step_ns: int
+
+
+def cut(rows: Rows, t0: int, t1: int) -> Rows:
+    """Sorted rows with `t0 < t <= t1`."""
+    first, last = np.searchsorted(rows["t"], np.array([clamp(t0), clamp(t1)]), side="right")
+    return rows[first:last]

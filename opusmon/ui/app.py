@@ -1,0 +1,138 @@
+"""The application: theme, the dashboard, and what works on every screen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from opusmon.session import Session
+from opusmon.ui import themes
+from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.playhead import Playhead
+from opusmon.ui.screens.dashboard import FPS, SPAN_NS, Dashboard, playhead_of
+
+_LOOK_EVERY_S = 0.05
+
+
+class OpusmonApp(App[None]):
+    """opusmon's screen over a session.
+
+    Args:
+        session: live, or a recording.
+        glyphs: characters to draw with.
+        theme: name of a theme, "" for the default one.
+        playhead: the instant shown; by default at the edge of a growing session, else at the start.
+        span_ns: time range of the histories.
+        environ: environment, for NO_COLOR and the like.
+    """
+
+    CSS_PATH = "opusmon.tcss"
+    TITLE = "opusmon"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c,ctrl+q", "quit", "quit", priority=True, show=False),
+        Binding("colon", "command_palette", "palette"),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
+    ]
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        glyphs: Glyphs,
+        theme: str = "",
+        environ: Mapping[str, str] | None = None,
+        playhead: Playhead | None = None,
+        span_ns: int = SPAN_NS,
+    ) -> None:
+        self._environ = dict(environ or {})
+        # With NO_COLOR Textual must be told before it starts, else its colours become black on black.
+        super().__init__(ansi_color="NO_COLOR" in self._environ)
+        self.session = session
+        self.glyphs = glyphs
+        self._theme_wanted = theme
+        self._span_ns = span_ns
+        self.playhead = playhead if playhead is not None else playhead_of(session)
+        self.theme_problems: list[str] = []
+
+    def get_default_screen(self) -> Screen[None]:
+        """The dashboard."""
+        return Dashboard(self.session, self.playhead, self.glyphs, span_ns=self._span_ns)
+
+    def on_mount(self) -> None:
+        """Apply the theme and start the session."""
+        loaded, self.theme_problems = themes.load_themes()
+        for theme in loaded.values():
+            self.register_theme(theme)
+        wanted = themes.choose(self._theme_wanted or None, self._environ, self.console.color_system)
+        if wanted in self.available_themes:
+            self.theme = wanted
+        else:
+            self.theme_problems.append(f"no theme is named {wanted!r}; `opusmon themes` lists them")
+        for problem in self.theme_problems:
+            self.notify(problem, severity="warning", timeout=8, markup=False)
+        self.run_worker(self.session.run(), name="session", exit_on_error=True)
+
+    async def action_quit(self) -> None:
+        """Leave at once; the file is closed by whoever opened the session."""
+        self.exit()
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: what the keys do, by name."""
+        dashboard = self.screen_stack[0] if self.screen_stack else screen
+        if isinstance(dashboard, Dashboard):
+            for title, text, call in _commands(dashboard):
+                yield SystemCommand(title, text, call)
+        for name in sorted(self.available_themes):
+            yield SystemCommand(f"theme: {name}", "colours", lambda name=name: setattr(self, "theme", name))
+        yield SystemCommand("quit", "leave opusmon", self.exit)
+
+
+def _commands(board: Dashboard) -> list[tuple[str, str, Callable[[], object]]]:
+    """Title, explanation and call of each palette entry of the dashboard."""
+    return [
+        ("time: pause or resume", "space", board.action_pause),
+        ("time: go to", "g", board.action_goto),
+        ("time: jump forward", "j", lambda: board.action_jump(1)),
+        ("time: jump back", "J", lambda: board.action_jump(-1)),
+        ("time: next mark", "n", lambda: board.action_place(1)),
+        ("time: previous mark", "N", lambda: board.action_place(-1)),
+        ("time: longer span", "+", lambda: board.action_span(1)),
+        ("time: shorter span", "-", lambda: board.action_span(-1)),
+        ("time: bookmark", "r", board.action_bookmark),
+        ("pane: latency", "1", lambda: board.action_pane(1)),
+        ("pane: gpu", "2", lambda: board.action_pane(2)),
+        ("pane: streams", "3", lambda: board.action_pane(3)),
+        ("pane: stalls", "4", lambda: board.action_pane(4)),
+        ("pane: maximize", "m", board.action_maximize),
+        ("pane: filter", "/", board.action_filter),
+        ("pane: sort", "s", board.action_sort),
+        ("gpu: processes", "p", board.action_processes),
+        ("show: cost", "c", board.action_cost),
+        ("show: help", "?", board.action_help),
+    ]
+
+
+async def screenshot(app: OpusmonApp, size: tuple[int, int], ready: Callable[[], bool], wait_s: float) -> str:
+    """Draw one frame without a terminal; returns it as SVG.
+
+    Args:
+        app: not yet running.
+        size: columns, lines.
+        ready: whether there is something to show; it is waited for.
+        wait_s: for this long at most.
+    """
+    async with app.run_test(size=size) as pilot:
+        for _ in range(int(wait_s / _LOOK_EVERY_S)):
+            if ready():
+                break
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await pilot.pause(2 / FPS)
+        return app.export_screenshot(title="opusmon")

@@ -1,0 +1,75 @@
+"""The keys in words: the footer and the help sheet. Pure."""
+
+from __future__ import annotations
+
+from opusmon.ui.text import Line, fill, fit
+
+TIME_KEYS = (
+    ("space", "pause, resume (live: back to now)"),
+    ("t  ]", "next sample"),
+    ("T  [", "previous sample; while live this pauses first"),
+    ("j", "jump forward by a duration (10m, 90s)"),
+    ("J", "jump back by a duration"),
+    ("g  b", "go to a time (14:03, -90s, 0:30, ISO 8601)"),
+    ("n  N", "next, previous finding, mark or event"),
+    ("+  -", "longer, shorter time span"),
+    (">  <", "replay faster, slower"),
+    ("r", "bookmark this time"),
+)
+PANE_KEYS = (
+    ("1-4 tab", "choose a pane"),
+    ("m enter", "maximize it, and back"),
+    ("up down", "select in it (page up, page down: by eight)"),
+    ("/", "filter"),
+    ("s", "sort"),
+    ("p", "GPU processes"),
+)
+OTHER_KEYS = (
+    ("c", "what watching costs"),
+    (":", "command palette (also ctrl+p), themes among them"),
+    ("?", "this help"),
+    ("escape", "close what is on top"),
+    ("q", "quit (ctrl+q and ctrl+c too, also while typing)"),
+)
+WORDS = (
+    ("--", "missing; the line at the foot of the pane says why. Zero is a measured zero"),
+    ("HBM bw", "share of the memory bandwidth, by NVML's GPM counters (Hopper and newer)"),
+    ("mem busy", "share of time in which memory was used at all; not a bandwidth"),
+    ("occ", "warps resident of the most possible"),
+    ("!  !!", "worth a look, needs a person"),
+    ("stale", "the newest value is older than two and a half intervals"),
+)
+
+
+def footer(width: int, *, paused: bool, follows: bool) -> Line:
+    """The most useful keys in one line."""
+    resume = ("resume" if follows else "play") if paused else "pause"
+    parts = [("space", resume), ("t/T", "step"), ("J", "back"), ("g", "goto"), ("n", "mark"), ("+/-", "span")]
+    parts += [
+        ("1-4", "pane"),
+        ("m", "max"),
+        ("p", "processes"),
+        ("/", "filter"),
+        (":", "palette"),
+        ("?", "help"),
+        ("q", "quit"),
+    ]
+    # The way out stays on screen at any width.
+    must = [parts[-1], parts[-2]]
+    spans: list[Line] = [((key, "key"), (f" {word}", "dim")) for key, word in [parts[0], *must, *parts[1:-2]]]
+    return fit(((" ", ""), *fill(spans, width - 1)), width)
+
+
+def sheet_lines() -> list[Line]:
+    """The help sheet."""
+    lines: list[Line] = []
+    for title, rows in (
+        ("time", TIME_KEYS),
+        ("panes", PANE_KEYS),
+        ("other", OTHER_KEYS),
+        ("what the words mean", WORDS),
+    ):
+        lines.append(((title, "title"),))
+        lines.extend((("  ", ""), (f"{key:<9}", "key"), (text, "")) for key, text in rows)
+        lines.append(())
+    return lines[:-1]

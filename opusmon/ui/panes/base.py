@@ -1,0 +1,150 @@
+"""The pane contract: a pure function from what was measured to lines of text.
+
+A pane knows no source, no mode and no clock. Live, the playhead is now; paused or in replay it is the
+reader's; the pane cannot tell. It writes style names, never colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from opusmon.clock import Anchors
+from opusmon.schema import Channel, Rows, StringTable
+from opusmon.ui.glyphs import BRAILLE, Glyphs
+from opusmon.ui.text import Line
+
+
+class View(Protocol):
+    """What a pane may read; `opusmon.window.Window` is one."""
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """Every channel seen so far, by name."""
+        ...
+
+    @property
+    def strings(self) -> StringTable:
+        """Text of the ids in the rows."""
+        ...
+
+    @property
+    def anchors(self) -> Anchors:
+        """Wall time of monotonic instants."""
+        ...
+
+    def query(self, channel: str, t0: int, t1: int) -> Rows:
+        """Rows with t0 < t <= t1; empty for an unknown channel."""
+        ...
+
+    def binned(self, channel: str, fields: Sequence[str], t0: int, t1: int, step_ns: int) -> Rows:
+        """Rows with t0 < t <= t1 summarised in bins that start at multiples of `step_ns`.
+
+        Columns: `t` (start of the bin), the key fields, `n`, and `{f}_min`, `{f}_max`, `{f}_mean`, `{f}_n`.
+        """
+        ...
+
+    def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
+        """The newest row of each series among those with t - lookback_ns < row t <= t."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Room for a pane's inside, without its frame."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaneState:
+    """What the reader has chosen in a pane; the app changes it, the pane only reads it.
+
+    Attributes:
+        selected: index of the selected item, clipped by the pane to what is there.
+        scroll: first item shown; the pane moves it as far as needed to keep the selected item in sight.
+        filter: part of a word; keeps the items that contain it.
+        sort: field to sort by, "" for the pane's own order.
+        detail: the selected item is open in full.
+        processes: show the process list.
+        maximized: the pane has the whole screen.
+    """
+
+    selected: int = 0
+    scroll: int = 0
+    filter: str = ""
+    sort: str = ""
+    detail: bool = False
+    processes: bool = False
+    maximized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All a pane is drawn from.
+
+    Attributes:
+        view: what was measured.
+        t: the playhead, monotonic ns.
+        span_ns: histories show [t - span_ns, t].
+        size: cells and lines.
+        glyphs: the characters to draw with.
+        state: the reader's choices.
+    """
+
+    view: View
+    t: int
+    span_ns: int
+    size: Size
+    glyphs: Glyphs = BRAILLE
+    state: PaneState = field(default_factory=PaneState)
+
+
+class Pane(Protocol):
+    """A pane: no state of its own, so one instance serves any number of frames.
+
+    Attributes:
+        name: as in the command palette.
+        number: the key that shows it.
+        channel: the channel whose samples `t` and `T` step through.
+        sorts: what `PaneState.sort` may name, the first one is the default; empty when it does not sort.
+    """
+
+    name: str
+    number: int
+    channel: str
+    sorts: tuple[str, ...]
+
+    def title(self, frame: Frame) -> str:
+        """What the frame's upper edge says: number, name, sources and their age."""
+        ...
+
+    def render(self, frame: Frame) -> list[Line]:
+        """Exactly `size.height` lines of exactly `size.width` cells."""
+        ...
+
+    def summary(self, frame: Frame) -> Line:
+        """The pane's worst number in one line, `size.width` cells, for screens with room for one pane."""
+        ...
+
+    def items(self, frame: Frame) -> int:
+        """How many items `PaneState.selected` may choose from."""
+        ...
+
+
+def first_shown(selected: int, scroll: int, count: int, room: int) -> int:
+    """Index of the first item to show so that the selected one is in sight and no room is wasted.
+
+    Args:
+        selected: index of the selected item.
+        scroll: first item wanted.
+        count: items there are.
+        room: items that fit.
+    """
+    if count <= room or room <= 0:
+        return 0
+    first = min(max(scroll, 0), count - room)
+    chosen = min(max(selected, 0), count - 1)
+    return min(max(first, chosen - room + 1), chosen)

@@ -1,0 +1,80 @@
+"""A pane without its collector: what it would show, why it cannot, and the command that enables it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from opusmon.ui.panes.base import Frame, Size
+from opusmon.ui.text import Line, clean, cut, fit, fit_lines
+
+_INDENT = "  "
+
+
+@dataclass(frozen=True)
+class WaitingPane:
+    """Stands in for a pane that cannot be drawn.
+
+    Attributes:
+        name: of the pane it stands in for.
+        number: its key.
+        shows: what it would show, one short line each.
+        why: why it cannot, one sentence.
+        remedy: the exact command or step that enables it, "" when nothing does.
+    """
+
+    channel: ClassVar[str] = "gpu"  # it has no samples of its own to step through
+    sorts: ClassVar[tuple[str, ...]] = ()
+
+    name: str
+    number: int
+    shows: Sequence[str]
+    why: str
+    remedy: str = ""
+
+    def title(self, frame: Frame) -> str:
+        """Number, name, and that it is off."""
+        del frame
+        return f"{self.number} {self.name}  off"
+
+    def render(self, frame: Frame) -> list[Line]:
+        """Reason first, then the remedy, then what would be here; the first ones survive a small pane."""
+        return self.lines(frame.size)
+
+    def lines(self, size: Size) -> list[Line]:
+        """The same for a size: nothing else of a frame matters here."""
+        return fit_lines(self._lines(size.width), size.width, size.height)
+
+    def summary(self, frame: Frame) -> Line:
+        """The reason in one line."""
+        words = clean(f"{self.number} {self.name}  off: {self.why}")
+        return fit(((cut(words, frame.size.width), "dim"),), frame.size.width)
+
+    def items(self, frame: Frame) -> int:
+        """Nothing to select."""
+        del frame
+        return 0
+
+    def _lines(self, width: int) -> Iterator[Line]:
+        yield from _wrapped(f"Not running: {self.why}", width, "", "warn")
+        if self.remedy:
+            yield ()
+            yield (("To enable it:", "label"),)
+            yield from _wrapped(self.remedy, width, _INDENT, "key")
+        if self.shows:
+            yield ()
+            yield (("It would show:", "label"),)
+            for line in self.shows:
+                yield from _wrapped(line, width, _INDENT, "dim")
+
+
+def _wrapped(text: str, width: int, indent: str, style: str) -> Iterator[Line]:
+    """A paragraph on as many lines as it needs; commands are not hyphenated, so that they can be copied."""
+    room = max(width, len(indent) + 1)
+    lines = textwrap.wrap(
+        clean(text), room, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    for line in lines:
+        yield ((line, style),)

@@ -1,0 +1,54 @@
+"""What watching costs, as lines. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from opusmon.clock import NS
+from opusmon.ui import units
+from opusmon.ui.panes.base import View
+from opusmon.ui.text import Line, clean, columns
+
+_LOOKBACK_NS = 12 * NS
+_HEADS = (
+    ("process", 10),
+    ("CPU", 8),
+    ("memory", 10),
+    ("calls/s", 8),
+    ("in calls", 9),
+    ("slowest call", 36),
+    ("late", 5),
+)
+
+
+def cost_lines(view: View, t: int) -> list[Line]:
+    """A table of the newest `cost` row of each process at the playhead, and their sum."""
+    rows = view.latest("cost", t, _LOOKBACK_NS)
+    if not len(rows):
+        return [(("not measured at this time: the first figures come after 5 s", "dim"),)]
+    lines: list[Line] = [columns([(((head, "label"),), width, "<") for head, width in _HEADS])]
+    cpu_pct = rss_b = 0.0
+    for row in rows:
+        share = 100 * float(row["cpu_ns"]) / max(int(row["dt_ns"]), 1)
+        cpu_pct += share if math.isfinite(share) else 0.0
+        rss_b += float(row["rss_b"]) if math.isfinite(float(row["rss_b"])) else 0.0
+        slowest = clean(view.strings.text(row["slowest"]))
+        slow = f"{units.duration(float(row['slowest_ns'])):>8}  {slowest}" if slowest else units.MISSING
+        per_s = float(row["calls"]) * NS / max(int(row["dt_ns"]), 1)
+        busy = 100 * float(row["call_ns"]) / max(int(row["dt_ns"]), 1)
+        cells = [
+            clean(view.strings.text(row["collector"])),
+            f"{units.number(share, 5, 2)} %",
+            units.size(float(row["rss_b"])),
+            units.number(per_s, 7),
+            f"{units.number(busy, 5, 2)} %",
+            slow,
+            units.number(float(row["late"]), 4),
+        ]
+        lines.append(
+            columns(
+                [(((cell, "value"),), width, "<") for cell, (_, width) in zip(cells, _HEADS, strict=True)]
+            )
+        )
+    total = f"all: {cpu_pct:.2f} % of one core, {units.size(rss_b)} resident (pages shared between them count twice)"
+    return [*lines, (), ((total, "title"),)]

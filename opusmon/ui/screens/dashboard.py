@@ -1,0 +1,322 @@
+"""The dashboard: header, four panes on one playhead, the session's time bar, the keys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+
+from opusmon.clock import NS
+from opusmon.session import Session
+from opusmon.times import format_wall
+from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.header import Facts, header, recording_words
+from opusmon.ui.keys import footer, sheet_lines
+from opusmon.ui.marks import Place, places
+from opusmon.ui.panes import PANES
+from opusmon.ui.playhead import Mode, Playhead
+from opusmon.ui.screens.cost import cost_lines
+from opusmon.ui.screens.sheet import Sheet
+from opusmon.ui.screens.timescreen import TimeScreen
+from opusmon.ui.text import Line, fit
+from opusmon.ui.units import span as span_words
+from opusmon.ui.widgets import timeline
+from opusmon.ui.widgets.lines import LinesWidget
+from opusmon.ui.widgets.panels import PaneWidget, TimeBarWidget
+
+NARROW_COLUMNS, NARROW_LINES = 100, 30
+"""Under this size one pane shows at a time, the others as one line each."""
+SPAN_NS = 300 * NS
+FPS = 4.0
+QUIET_NS = 1_250_000_000
+"""While tracking, a screen that got no new rows for this long is drawn anew, so that ages keep counting."""
+_PLACES_EVERY_NS = NS
+
+
+class Dashboard(TimeScreen):
+    """The main screen.
+
+    Args:
+        session: what is watched or replayed.
+        playhead: the instant shown.
+        glyphs: characters to draw with.
+        fps: frames per second at most; a frame in which nothing changed is not drawn.
+        span_ns: time range of the histories at first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "pause", "pause"),
+        Binding("t,right_square_bracket", "step(1)", "next sample"),
+        Binding("T,left_square_bracket", "step(-1)", "previous sample"),
+        Binding("j", "jump(1)", "jump forward"),
+        Binding("J", "jump(-1)", "jump back"),
+        Binding("g,b", "goto", "go to a time"),
+        Binding("n", "place(1)", "next mark"),
+        Binding("N", "place(-1)", "previous mark"),
+        Binding("plus,equals_sign", "span(1)", "longer span"),
+        Binding("minus", "span(-1)", "shorter span"),
+        Binding("greater_than_sign", "speed(1)", "play faster"),
+        Binding("less_than_sign", "speed(-1)", "play slower"),
+        Binding("1", "pane(1)", "latency pane"),
+        Binding("2", "pane(2)", "gpu pane"),
+        Binding("3", "pane(3)", "streams pane"),
+        Binding("4", "pane(4)", "stalls pane"),
+        Binding("tab", "next_pane(1)", "next pane", priority=True),
+        Binding("shift+tab", "next_pane(-1)", "previous pane", priority=True),
+        Binding("m,enter", "maximize", "maximize"),
+        Binding("escape", "restore", "back"),
+        Binding("up", "select(-1)", "up"),
+        Binding("down", "select(1)", "down"),
+        Binding("pageup", "select(-8)", "page up"),
+        Binding("pagedown", "select(8)", "page down"),
+        Binding("slash", "filter", "filter"),
+        Binding("s", "sort", "sort"),
+        Binding("p", "processes", "processes"),
+        Binding("c", "cost", "cost"),
+        Binding("r", "bookmark", "bookmark"),
+        Binding("question_mark", "help", "help"),
+        Binding("ctrl+l,ctrl+r", "redraw", "redraw"),
+    ]
+
+    def __init__(
+        self,
+        session: Session,
+        playhead: Playhead,
+        glyphs: Glyphs,
+        *,
+        fps: float = FPS,
+        span_ns: int = SPAN_NS,
+    ) -> None:
+        super().__init__()
+        self.session = session
+        self.playhead = playhead
+        self._glyphs = glyphs
+        self._fps = fps
+        self.span_ns = span_ns
+        self._current = 2
+        self._maximized = False
+        self._drawn: tuple[object, ...] = ()
+        self._drawn_t = 0
+        self._panes = [PaneWidget(pane, glyphs) for pane in PANES]
+        self._places: list[Place] = []
+        self._places_key: tuple[int, int] = (-1, 0)
+
+    def compose(self) -> ComposeResult:
+        """One line, the panes, two lines."""
+        yield LinesWidget(id="header")
+        with Container(id="panes"):
+            yield from self._panes
+        yield TimeBarWidget(self._time_at)
+        yield LinesWidget(id="footer")
+
+    def on_mount(self) -> None:
+        """Start the one frame timer."""
+        self.action_pane(self._current)
+        self.set_interval(1 / self._fps, self.frame)
+        self.call_after_refresh(self.frame)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Choose the layout for the size."""
+        narrow = event.size.width < NARROW_COLUMNS or event.size.height < NARROW_LINES
+        self.set_class(narrow, "-narrow")
+        self.call_after_refresh(self.frame)
+
+    # -- drawing ---------------------------------------------------------------------------------------------
+
+    def frame(self) -> None:
+        """Draw what changed since the last frame."""
+        window, t = self.session.window, self.playhead.t
+        tracking = self.playhead.mode is Mode.TRACK
+        panes = tuple((pane.state, pane.size, pane.has_focus) for pane in self._panes)
+        moment = 0 if tracking else t
+        key = (window.version, moment, self.playhead.mode, self.playhead.speed, self.span_ns, panes, self.size)
+        if not self.is_current or (key == self._drawn and not (tracking and t - self._drawn_t > QUIET_NS)):
+            return
+        self._drawn, self._drawn_t = key, t
+        with self.app.batch_update():
+            for pane in self._panes:
+                pane.draw(window, t, self.span_ns)
+            self.query_one("#header", LinesWidget).set_lines([self._header(t)])
+            self.query_one(TimeBarWidget).set_lines([self._timebar(t)])
+            self.query_one("#footer", LinesWidget).set_lines([self._footer()])
+
+    def on_screen_resume(self) -> None:
+        """Draw anew after something lay on top."""
+        self._drawn = ()
+
+    def _header(self, t: int) -> Line:
+        session = self.session
+        tracking = self.playhead.mode is Mode.TRACK
+        state = session.recording
+        words = trouble = ""
+        if state is not None:
+            trouble = "" if state.recording else state.error
+            words = recording_words(state.started_t, session.clock.now(), state.size_b)
+            if state.dropped_rows:
+                words += f" {state.dropped_rows} rows dropped"
+        late_ns = max(0, session.edge() - session.window.t1) if tracking and session.window.t1 else 0
+        facts = Facts(
+            session.meta.get("host", "?"),
+            self._word(t),
+            tracking,
+            self._behind_ns(t),
+            words,
+            trouble,
+            late_ns,
+        )
+        return header(session.window, t, facts, self.size.width)
+
+    def _word(self, t: int) -> str:
+        mode = self.playhead.mode
+        if mode is Mode.TRACK:
+            return self.session.word
+        if mode is Mode.PLAY:
+            return f"REPLAY x{self.playhead.speed:g}"
+        return f"PAUSED {format_wall(self.session.window.anchors, t, 0)}"
+
+    def _behind_ns(self, t: int) -> int:
+        return max(0, self.session.edge() - t) if self.playhead.mode is Mode.PAUSE else 0
+
+    def _bar(self, t: int) -> timeline.TimeBar:
+        window = self.session.window
+        version = (window.version, self.session.edge() // _PLACES_EVERY_NS)
+        if version != self._places_key:
+            self._places, self._places_key = places(window), version
+        marks = [timeline.TimeMark(place.t, place.kind) for place in self._places]
+        return timeline.TimeBar(window.t0 or t, max(self.session.edge(), t), t, self.span_ns, marks)
+
+    def _timebar(self, t: int) -> Line:
+        width = self.size.width
+        label = f" span {span_words(self.span_ns):<5} "
+        bar = timeline.timeline(self._bar(t), max(width - len(label) - 6, 0), self._glyphs)
+        end = " now  " if self.session.follows else " end  "
+        return fit(((label, "label"), *bar, (end, "dim")), width)
+
+    def _time_at(self, column: int) -> int | None:
+        label = len(f" span {span_words(self.span_ns):<5} ")
+        width = self.size.width - label - 6
+        if not 0 <= column - label < width:
+            return None
+        return timeline.time_at(self._bar(self.playhead.t), column - label, width)
+
+    def _footer(self) -> Line:
+        return footer(self.size.width, paused=self.playhead.mode is Mode.PAUSE, follows=self.session.follows)
+
+    # -- panes -----------------------------------------------------------------------------------------------
+
+    def step_channel(self) -> str:
+        """That of the current pane."""
+        return self._pane().pane.channel
+
+    def _pane(self) -> PaneWidget:
+        return next(pane for pane in self._panes if pane.pane.number == self._current)
+
+    def action_pane(self, number: int) -> None:
+        """Give a pane the keys, and in a small terminal the room."""
+        self._current = number
+        for pane in self._panes:
+            pane.set_class(pane.pane.number == number, "-current")
+        self._pane().focus()
+        self.call_after_refresh(self.frame)
+
+    def action_next_pane(self, direction: int) -> None:
+        """Cycle through the panes."""
+        numbers = [pane.number for pane in PANES]
+        self.action_pane(numbers[(numbers.index(self._current) + direction) % len(numbers)])
+
+    @on(PaneWidget.Chosen)
+    def chosen(self, event: PaneWidget.Chosen) -> None:
+        """A pane was clicked: it gets the keys; clicked twice, the room."""
+        self.action_pane(event.number)
+        if event.twice:
+            self.action_maximize()
+
+    def action_maximize(self) -> None:
+        """Give the current pane the whole screen, or take it back."""
+        self._maximized = not self._maximized
+        self.set_class(self._maximized, "-max")
+        for pane in self._panes:
+            pane.state = replace(pane.state, maximized=self._maximized and pane.pane.number == self._current)
+        self.call_after_refresh(self.frame)
+
+    def action_restore(self) -> None:
+        """Close what is on top: the maximized pane, then the filter."""
+        if self._maximized:
+            self.action_maximize()
+            return
+        self._change(filter="")
+
+    def action_select(self, by: int) -> None:
+        """Move the selection of the current pane."""
+        self._pane().move(by)
+        self.frame()
+
+    def action_filter(self) -> None:
+        """Filter the current pane while typing."""
+        pane = self._pane()
+        self.ask(
+            f"Filter {pane.pane.name} (part of a name; empty shows all)",
+            lambda text: self._change(filter=text),
+            pane.state.filter,
+        )
+
+    def action_sort(self) -> None:
+        """The next sort order of the current pane."""
+        pane = self._pane()
+        sorts = pane.pane.sorts
+        if not sorts:
+            self.notify(f"the {pane.pane.name} pane has nothing to sort", timeout=2)
+            return
+        place = sorts.index(pane.state.sort) if pane.state.sort in sorts else 0
+        self._change(sort=sorts[(place + 1) % len(sorts)])
+
+    def action_processes(self) -> None:
+        """Show or hide the processes."""
+        self.action_pane(2)
+        self._change(processes=not self._pane().state.processes)
+
+    def _change(self, **changes: object) -> str:
+        pane = self._pane()
+        pane.state = replace(pane.state, **changes)  # type: ignore[arg-type]
+        self.frame()
+        return ""
+
+    # -- sheets ----------------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        """Show every key and what the words mean."""
+        self.app.push_screen(Sheet("help", sheet_lines, self._glyphs))
+
+    def action_cost(self) -> None:
+        """Show what watching costs."""
+        window = self.session.window
+        self.app.push_screen(
+            Sheet("what watching costs", lambda: cost_lines(window, self.playhead.t), self._glyphs)
+        )
+
+    def action_bookmark(self) -> None:
+        """Mark the instant shown."""
+        t = self.playhead.t
+
+        def accept(text: str) -> str:
+            self.notify(self.session.mark(t, t, "bookmark", text or "bookmark"), timeout=3, markup=False)
+            return ""
+
+        self.ask("Bookmark this time as", accept)
+
+    def action_redraw(self) -> None:
+        """Paint everything again."""
+        self._drawn = ()
+        self.refresh(repaint=True, layout=True)
+        self.frame()
+
+
+def playhead_of(session: Session, now: Callable[[], int] = time.monotonic_ns) -> Playhead:
+    """A playhead over a session: at its edge when it grows, else at its start."""
+    return Playhead(now, lambda: session.window.t0, session.edge, session.follows)

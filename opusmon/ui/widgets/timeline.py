@@ -1,0 +1,106 @@
+"""The whole session on one time bar: the span shown is bright, marks are letters, the playhead is a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.text import Line, merge
+
+MARKS: dict[str, tuple[str, str]] = {
+    "critical": ("!!", "bad"),
+    "warning": ("!", "warn"),
+    "info": ("i", "mark"),
+    "xid": ("x", "bad"),
+    "restart": ("r", "warn"),
+    "capture": ("c", "mark"),
+    "jit": ("j", "mark"),
+    "drop": ("d", "warn"),
+    "gap": ("g", "dim"),
+    "bookmark": ("b", "accent"),
+}
+"""Letter and style of each kind of mark, most important first: where two share a cell, the earlier one shows."""
+
+_RANK = {kind: rank for rank, kind in enumerate(MARKS)}
+_OTHER = ("*", "mark")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMark:
+    """Something worth finding again.
+
+    Attributes:
+        t: monotonic ns.
+        kind: a key of `MARKS`; any other shows as `*`.
+    """
+
+    t: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBar:
+    """What the bar shows, all in monotonic ns.
+
+    Attributes:
+        t0: start of the session.
+        t1: its end, or now.
+        playhead: the instant shown.
+        span_ns: the panes show [playhead - span_ns, playhead].
+        marks: in any order; those outside [t0, t1] are not drawn.
+    """
+
+    t0: int
+    t1: int
+    playhead: int
+    span_ns: int
+    marks: Sequence[TimeMark] = ()
+
+
+def column_of(bar: TimeBar, t: int, width: int) -> int:
+    """Column of an instant on a bar of `width` cells: t0 is column 0, t1 the last one; clipped to the bar."""
+    length = bar.t1 - bar.t0
+    if width <= 1 or length <= 0:
+        return max(width - 1, 0)
+    return min(max((t - bar.t0) * (width - 1) // length, 0), width - 1)
+
+
+def time_at(bar: TimeBar, column: int, width: int) -> int:
+    """The instant a click on a column means: the earliest one that `column_of` draws there."""
+    length = bar.t1 - bar.t0
+    if width <= 1 or length <= 0 or column >= width - 1:
+        return bar.t1
+    return bar.t0 - (-max(column, 0) * length // (width - 1))
+
+
+def timeline(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
+    """Draw the bar in exactly `width` cells."""
+    if width <= 0:
+        return ()
+    chars = [glyphs.rest] * width
+    styles = ["dim"] * width
+    first = column_of(bar, bar.playhead - bar.span_ns, width)
+    now = column_of(bar, bar.playhead, width)
+    for column in range(first, now + 1):
+        chars[column], styles[column] = glyphs.span, "accent"
+    chars[now], styles[now] = glyphs.playhead, "title"
+    _put_marks(bar, width, chars, styles)
+    return merge(tuple(zip(chars, styles, strict=True)))
+
+
+def _put_marks(bar: TimeBar, width: int, chars: list[str], styles: list[str]) -> None:
+    taken: set[int] = set()
+    inside = (mark for mark in bar.marks if bar.t0 <= mark.t <= bar.t1)
+    wanted = {(_RANK.get(mark.kind, len(_RANK)), column_of(bar, mark.t, width), mark.kind) for mark in inside}
+    for _, column, kind in sorted(wanted):
+        letters, style = MARKS.get(kind, _OTHER)
+        if column in taken:
+            continue
+        second = column + 1 if column + 1 < width else column - 1
+        places = [column]
+        if len(letters) == 2 and second >= 0 and second not in taken:
+            places = sorted((column, second))
+        for place, letter in zip(places, letters, strict=False):
+            chars[place], styles[place] = letter, style
+            taken.add(place)

@@ -1,0 +1,76 @@
+"""Facilities that some tests need and some machines lack.
+
+`needs("tmux")` skips the test with a reason where tmux is not there. `OPUSMON_TEST_REQUIRE="gcc,tmux"` names
+those that must be there: then their absence fails the test, so that a broken machine does not look green.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+VARIABLE = "OPUSMON_TEST_REQUIRE"
+
+
+def _program(name: str) -> Callable[[], str]:
+    return lambda: "" if shutil.which(name) else f"{name} is not installed"
+
+
+def _root() -> str:
+    return "" if os.geteuid() == 0 else "not run as root"
+
+
+def _bcc() -> str:
+    """As the distribution ships it; the package of that name on PyPI is something else."""
+    patterns = ("lib/python3/dist-packages/bcc/table.py", "lib*/python3*/site-packages/bcc/table.py")
+    found = any(any(Path("/usr").glob(pattern)) for pattern in patterns)
+    return "" if found else "the distribution's bcc for Python is not installed"
+
+
+def _tmpfs() -> str:
+    """A filesystem of its own, to fill up: root may mount one, if the kernel has it."""
+    try:
+        known = "\ttmpfs\n" in Path("/proc/filesystems").read_text(encoding="ascii")
+    except OSError:
+        known = False
+    return _root() or ("" if known and shutil.which("mount") else "no tmpfs can be mounted")
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "root": _root,
+    "gcc": _program("gcc"),
+    "tmux": _program("tmux"),
+    "bcc": _bcc,
+    "prometheus": _program("prometheus"),
+    "tmpfs": _tmpfs,
+}
+"""Kind to a function that says why it is not there, "" when it is."""
+
+
+def required() -> frozenset[str]:
+    """The kinds that must be there.
+
+    Raises:
+        ValueError: the variable names a kind that does not exist.
+    """
+    kinds = frozenset(kind.strip() for kind in os.environ.get(VARIABLE, "").split(",")) - {""}
+    if unknown := kinds - CHECKS.keys():
+        raise ValueError(f"{VARIABLE} names {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
+    return kinds
+
+
+def needs(*kinds: str) -> None:
+    """Skip the calling test where one of the kinds is not there; fail it where that kind is required.
+
+    Call it in a test or a fixture, or at the head of a module to skip all of it.
+    """
+    must = required()
+    for kind in kinds:
+        if why := CHECKS[kind]():
+            if kind in must:
+                pytest.fail(f"{kind} is required by {VARIABLE}: {why}", pytrace=False)
+            pytest.skip(f"{why} ({kind})", allow_module_level=True)

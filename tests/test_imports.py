@@ -1,0 +1,169 @@
+"""What may be loaded when, and words that must not be in the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import opusmon
+
+TREE = Path(opusmon.__file__).parents[1]
+HEAVY = {"numpy", "textual", "rich", "pynvml", "bcc", "torch", "sqlite3"}
+SCREEN = {"textual", "rich", "pynvml"}
+
+VAGUE = {"Manager", "Handler", "Helper", "Processor", "Utils", "Data", "Info"}
+"""Words of no meaning in the field: not used in names of classes and modules."""
+
+
+def loaded(code: str) -> set[str]:
+    """Top-level modules in `sys.modules` after a fresh interpreter has run some code."""
+    script = f"{code}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}), file=sys.stderr)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=TREE
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_the_measure_sees_an_import() -> None:
+    assert {"numpy"} == loaded("import numpy") & HEAVY
+
+
+def test_importing_opusmon_loads_nothing_heavy() -> None:
+    assert loaded("import opusmon") & HEAVY == set()
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["dump", "--help"]])
+def test_help_loads_no_screen_and_no_driver(argv: list[str]) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['opusmon', *{argv!r}]\n"
+        "try:\n    runpy.run_module('opusmon', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+    )
+    assert loaded(code) & (SCREEN | {"numpy"}) == set()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "opusmon.collectors",
+        "opusmon.collectors.gpu",
+        "opusmon.collectors.facilities",
+        "opusmon.collectors.nvml_check",
+        "opusmon.collectors.latency",
+        "opusmon.collectors.streams",
+        "opusmon.collectors.stalls",
+        "opusmon.doctor",
+        "opusmon.export.rows",
+        "opusmon.export.summary",
+        "opusmon.recording",
+        "opusmon.session",
+    ],
+)
+def test_nothing_below_the_screen_loads_it_or_a_driver(module: str) -> None:
+    assert loaded(f"import {module}") & SCREEN == set()
+
+
+def test_examining_a_host_loads_no_driver() -> None:
+    code = "from opusmon.collectors.facilities import survey\nsurvey()"
+    assert loaded(code) & (SCREEN | {"bcc"}) == set()
+
+
+# -- words
+
+
+def sources(*suffixes: str) -> Iterator[Path]:
+    """Files of the project with these suffixes, wherever they lie; not what tools leave behind."""
+    left_behind = {"build", "dist", "__pycache__"}
+    for path in sorted(TREE.rglob("*")):
+        parts = path.relative_to(TREE).parts
+        hidden = any((part.startswith(".") and part != ".ci") or part in left_behind for part in parts)
+        if path.suffix in suffixes and path.is_file() and not hidden:
+            yield path
+
+
+def found(pattern: str, *suffixes: str) -> list[str]:
+    """`file:line: text` of every line that matches."""
+    regex = re.compile(pattern)
+    return [
+        f"{path.relative_to(TREE)}:{number}: {line.strip()[:120]}"
+        for path in sources(*suffixes)
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if regex.search(line)
+    ]
+
+
+TEXT = (".py", ".md", ".toml", ".tcss", ".c", ".h", ".sh", ".yml", "")
+
+
+def test_the_search_reads_the_tree() -> None:
+    assert any("class Channel" in line for line in found(r"^class Channel\b", ".py"))
+    assert {path.name for path in sources(".toml")} >= {"pyproject.toml"}
+
+
+def test_no_folder_of_one_machine_is_named() -> None:
+    assert found(r"(?<![\w./-])/(?:root|work)(?![\w-])", *TEXT) == []
+
+
+def test_nothing_is_left_to_do() -> None:
+    words = "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX"))
+    assert found(rf"\b(?:{words})\b", *TEXT) == []
+
+
+def test_no_errors_are_swallowed_and_nothing_is_evaluated() -> None:
+    calls = {"eval", "exec", "__import__"}
+    modules = {"pickle", "marshal", "shelve"}
+    bad: list[str] = []
+    for path in sources(".py"):
+        if "tests" in path.relative_to(TREE).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(TREE)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.ExceptHandler) and _swallows_all(node):
+                bad.append(f"{where}: swallows every error")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
+                bad.append(f"{where}: {node.func.id}()")
+            if isinstance(node, ast.Call) and any(
+                _is_true(word) for word in node.keywords if word.arg == "shell"
+            ):
+                bad.append(f"{where}: shell=True")
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                bad += [f"{where}: {name}" for name in names & modules]
+    assert bad == []
+
+
+def _swallows_all(node: ast.ExceptHandler) -> bool:
+    everything = node.type is None or (
+        isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+    )
+    return everything and all(isinstance(line, ast.Pass) for line in node.body)
+
+
+def _is_true(word: ast.keyword) -> bool:
+    return isinstance(word.value, ast.Constant) and word.value.value is True
+
+
+def test_names_mean_something() -> None:
+    modules = [
+        str(path) for path in sources(".py") if {word.capitalize() for word in path.stem.split("_")} & VAGUE
+    ]
+    classes = [
+        f"{path}: {node.name}"
+        for path in sources(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and set(re.findall(r"[A-Z][a-z]+", node.name)) & VAGUE
+    ]
+    assert (modules, classes) == ([], [])
+
+
+def test_no_module_is_over_600_lines() -> None:
+    package = [path for path in sources(".py") if path.is_relative_to(TREE / "opusmon")]
+    assert [path.name for path in package if path.read_text(encoding="utf-8").count("\n") > 600] == []

@@ -1,0 +1,66 @@
+import unicodedata
+
+import pytest
+
+from opusmon.ui import glyphs
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "encoding", "expected"),
+    [
+        ("auto", {"TERM": "xterm-256color"}, "utf-8", "braille"),
+        ("auto", {"TERM": "xterm-256color"}, "UTF8", "braille"),
+        ("auto", {"TERM": "tmux-256color"}, "ANSI_X3.4-1968", "ascii"),
+        ("auto", {"TERM": "xterm"}, "ISO-8859-1", "ascii"),
+        ("auto", {"TERM": "linux"}, "utf-8", "block"),
+        ("auto", {"TERM": "linux"}, "ascii", "ascii"),
+        ("auto", {"TERM": "dumb"}, "utf-8", "ascii"),
+        ("auto", {}, "utf-8", "ascii"),
+        ("auto", {"TERM": "xterm"}, "no-such-encoding", "ascii"),
+        ("braille", {"TERM": "dumb"}, "ascii", "braille"),
+        ("ascii", {"TERM": "xterm"}, "utf-8", "ascii"),
+    ],
+)
+def test_pick(name, env, encoding, expected):
+    assert glyphs.pick(name, env, encoding).name == expected
+
+
+def test_an_unknown_set_is_one_line_that_names_the_others():
+    with pytest.raises(ValueError, match="'emoji': choose one of auto, braille, block, ascii"):
+        glyphs.pick("emoji", {}, "utf-8")
+
+
+def characters(chosen: glyphs.Glyphs) -> str:
+    singles = [chosen.track, chosen.idle, chosen.unknown, chosen.select, chosen.more]
+    bars = [chosen.playhead, chosen.span, chosen.rest]
+    edges = [
+        getattr(border, name)
+        for border in (chosen.border, chosen.border_focus)
+        for name in border.__dataclass_fields__
+    ]
+    assert all(len(char) == 1 for char in [*singles, *bars, *edges])
+    return "".join([chosen.levels, chosen.bar_parts, chosen.shades, *singles, *bars, *edges])
+
+
+def test_ascii_is_ascii():
+    assert characters(glyphs.ASCII).isascii()
+
+
+@pytest.mark.parametrize("chosen", [glyphs.BRAILLE, glyphs.BLOCK])
+def test_only_narrow_characters_and_no_private_use_or_emoji(chosen):
+    for char in characters(chosen):
+        wide = unicodedata.east_asian_width(char)
+        drawing = 0x2500 <= ord(char) <= 0x259F  # box drawing and block elements
+        assert wide in ("N", "Na") or (wide == "A" and drawing), char
+        assert unicodedata.category(char) != "Co"
+        assert char.isascii() or 0x2500 <= ord(char) <= 0x259F or 0x2800 <= ord(char) <= 0x28FF
+
+
+@pytest.mark.parametrize("chosen", glyphs.BY_NAME.values())
+def test_heat_map_shades_are_eight(chosen):
+    assert len(chosen.shades) == 8
+
+
+@pytest.mark.parametrize("chosen", glyphs.BY_NAME.values())
+def test_the_focused_frame_differs_in_shape(chosen):
+    assert chosen.border.horizontal != chosen.border_focus.horizontal
