@@ -381,7 +381,8 @@ def _dump(args: argparse.Namespace) -> int:
             raise CliError(f"{args.file} has no channel {args.channel!r}; it has {names}")
         t0, t1 = recording.t0 - 1, recording.t1
         if args.begin:
-            t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+            # A row at exactly that time is wanted, and ranges are open at their start.
+            t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1) - 1
         if args.end:
             t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
         dump(recording, args.channel, t0, t1, args.format, sys.stdout)

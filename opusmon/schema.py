@@ -129,7 +129,8 @@ class Channel:
                 )
                 for f in body["fields"]
             )
-            kind = body["kind"] if body["kind"] in ("gauge", "counter", "event") else "gauge"
+            kinds: dict[str, Kind] = {"counter": "counter", "event": "event"}
+            kind: Kind = kinds.get(str(body["kind"]), "gauge")
             return cls(
                 str(body["name"]), kind, fields, tuple(map(str, body["key"])), str(body.get("help", ""))
             )

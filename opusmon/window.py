@@ -49,9 +49,20 @@ class MarkLike(Protocol):
 class Store(Protocol):
     """What a window falls through to: a recording."""
 
-    channels: Mapping[str, Channel]
-    strings: StringTable
-    anchors: Anchors
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """Channels the file has, by name."""
+        ...
+
+    @property
+    def strings(self) -> StringTable:
+        """Text of the ids in the rows."""
+        ...
+
+    @property
+    def anchors(self) -> Anchors:
+        """Wall time."""
+        ...
 
     @property
     def t0(self) -> int:

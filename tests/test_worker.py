@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,11 @@ async def collect(source, n, limit_s=20):
     return got
 
 
+async def gather(source, into):
+    async for batch in source.batches():
+        into.append(batch)
+
+
 def words(batch, strings):
     return {f.name: strings.text(batch.rows[0][f.name]) for f in STATUS.fields}
 
@@ -97,8 +103,7 @@ async def test_silence_is_said_and_then_the_child_is_replaced():
     got = []
     began = time.monotonic()
     with pytest.raises(SourceLost, match="silent"):
-        async for batch in source.batches():
-            got.append(batch)
+        await gather(source, got)
     assert got[0].rows["code"].tolist() == [1]
     assert words(got[1], strings)["state"] == "stale"
     assert time.monotonic() - began < 10
@@ -175,8 +180,7 @@ asyncio.run(main())
 
 def gone(pid):
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
 

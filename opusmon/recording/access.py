@@ -60,14 +60,12 @@ class Header:
 
 
 def read_header(path: Path) -> tuple[Header, int]:
-    """Header and size in bytes of a recording.
+    """Header and size in bytes of a file that nothing in this process has open through SQLite.
 
     Raises:
-        RecordingError: it is missing, unreadable, empty or something else.
+        RecordingError: it is missing, unreadable, empty or no SQLite file.
     """
-    size_b = store.check_is_file(path)
-    if size_b == 0:
-        raise RecordingError(f"{path} is empty: nothing was recorded")
+    size_b = _size_b(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_B)
@@ -77,7 +75,7 @@ def read_header(path: Path) -> tuple[Header, int]:
         raise RecordingError(f"{path} is cut off after {size_b} bytes: nothing can be read, copy it again")
     header = Header.parse(head)
     if header is None:
-        raise RecordingError(f"{path} is not an opusmon recording")
+        raise _foreign(path)
     return header, size_b
 
 
@@ -90,26 +88,50 @@ def connect(path: Path) -> tuple[sqlite3.Connection, list[str]]:
     Raises:
         RecordingError: one line saying what is wrong and how to go on.
     """
-    header, size_b = read_header(path)
-    if header.application != store.APPLICATION_ID:
-        raise RecordingError(f"{path} is not an opusmon recording")
-    if header.page_b == 0:
-        raise damaged(path, "damaged")
-    # While it is written, the newest pages may be in the WAL only, and page 1 is written back first.
-    if header.pages * header.page_b > size_b and not _has_wal(path):
-        raise damaged(path, "truncated")
-    warnings = []
-    if header.version > store.VERSION:
-        warnings.append(
-            f"{path.name} was written by a newer opusmon (format {header.version}): some of it may not be shown"
-        )
-    connection = _open(path, warnings)
+    _size_b(path)
+    warnings: list[str] = []
     try:
-        _check_tables(connection, path)
+        connection = _open(path, warnings)
+    except FAILURES as error:
+        raise _diagnose(path, error) from error
+    try:
+        _check(connection, path, warnings)
+    except FAILURES as error:
+        connection.close()
+        raise translate(error, path) from error
     except BaseException:
         connection.close()
         raise
     return connection, warnings
+
+
+def _size_b(path: Path) -> int:
+    """Size of a file that is not empty.
+
+    Raises:
+        RecordingError: it is, or cannot be read.
+    """
+    size_b = store.check_is_file(path)
+    if size_b == 0:
+        raise RecordingError(f"{path} is empty: nothing was recorded")
+    return size_b
+
+
+def _foreign(path: Path) -> RecordingError:
+    return RecordingError(f"{path} is not an opusmon recording")
+
+
+def _diagnose(path: Path, error: Exception) -> RecordingError:
+    """Why SQLite would not open a file: foreign, truncated or damaged."""
+    if store.is_busy(error) or (isinstance(error, sqlite3.Error) and not store.is_damaged(error)):
+        return translate(error, path)
+    try:
+        header, size_b = read_header(path)
+    except RecordingError as wrong:
+        return wrong
+    if header.application != store.APPLICATION_ID:
+        return _foreign(path)
+    return damaged(path, "truncated" if header.pages * header.page_b > size_b else "damaged")
 
 
 def damaged(path: Path, how: str) -> RecordingError:
@@ -147,17 +169,12 @@ def _open(path: Path, warnings: list[str]) -> sqlite3.Connection:
             sqlite3.SQLITE_CANTOPEN,
             sqlite3.SQLITE_READONLY,
         ):
-            raise translate(error, path) from error
-        if _has_wal(path):
-            warnings.append(
-                f"{path.name}-wal cannot be used in this folder, the newest rows are missing: copy both to a writable one"
-            )
-    except FAILURES as error:
-        raise translate(error, path) from error
-    try:
-        return _try_open(path, "mode=ro&immutable=1")
-    except FAILURES as error:
-        raise translate(error, path) from error
+            raise
+    if _has_wal(path):
+        warnings.append(
+            f"{path.name}-wal cannot be used in this folder, the newest rows are missing: copy both to a writable one"
+        )
+    return _try_open(path, "mode=ro&immutable=1")
 
 
 def _try_open(path: Path, options: str) -> sqlite3.Connection:
@@ -179,20 +196,33 @@ def _try_open(path: Path, options: str) -> sqlite3.Connection:
     return connection
 
 
+def _pages_b(connection: sqlite3.Connection) -> int:
+    """Size the file should have; SQLite itself does not mind when the last page is cut."""
+    pages = int(connection.execute("PRAGMA page_count").fetchone()[0])
+    return pages * int(connection.execute("PRAGMA page_size").fetchone()[0])
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Make sure that what is going to be read are plain tables, not views or virtual tables.
+def _check(connection: sqlite3.Connection, path: Path, warnings: list[str]) -> None:
+    """Make sure that it is a recording, and that what will be read are plain tables, not views or virtual ones.
 
     Raises:
-        RecordingError: one is missing or something else.
+        RecordingError: it is something else.
+        sqlite3.Error: it is damaged.
     """
-    try:
-        rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchmany(1000)
-    except FAILURES as error:
-        raise translate(error, path) from error
+    if connection.execute("PRAGMA application_id").fetchone()[0] != store.APPLICATION_ID:
+        raise _foreign(path)
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > store.VERSION:
+        warnings.append(
+            f"{path.name} was written by a newer opusmon (format {version}): some of it may not be shown"
+        )
+    if not _has_wal(path) and _pages_b(connection) > path.stat().st_size:
+        raise damaged(path, "truncated")
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchmany(1000)
     plain = {
         name
         for kind, name, sql in rows

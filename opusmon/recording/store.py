@@ -6,6 +6,7 @@ follow); closed cleanly it is a single file in rollback-journal mode.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -106,19 +107,25 @@ def create(path: Path) -> tuple[sqlite3.Connection, str]:
     try:
         os.fchmod(file, 0o600)
         _give_to_sudo_user(file)
+        made = os.fstat(file)
+    finally:
+        # Before SQLite opens it: closing any descriptor of a file drops all POSIX locks the process has on it.
+        os.close(file)
+    try:
         warning = network_warning(path)
-        return _set_up(path, file, exclusive=bool(warning)), warning
+        return _set_up(path, made, exclusive=bool(warning)), warning
     except (sqlite3.Error, OSError) as error:
         path.unlink(missing_ok=True)
         raise RecordingError(f"cannot write {path}: {describe(error)}") from error
-    finally:
-        os.close(file)
 
 
-def _set_up(path: Path, file: int, *, exclusive: bool) -> sqlite3.Connection:
+def _set_up(path: Path, made: os.stat_result, *, exclusive: bool) -> sqlite3.Connection:
     """Create the tables, then switch to WAL: page 1 lies in the file before anyone can open it."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
     try:
+        # Somebody else's folder may have had the name swapped for a link since the file was made.
+        if not os.path.samestat(made, path.lstat()):
+            raise OSError("the file was replaced while it was created")
         if exclusive:
             connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         connection.execute(f"PRAGMA page_size={PAGE_B}")
@@ -131,9 +138,6 @@ def _set_up(path: Path, file: int, *, exclusive: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit={WAL_PAGES * PAGE_B}")
-        # Somebody else's folder may have had the name swapped for a link since it was created.
-        if not os.path.samestat(os.fstat(file), path.lstat()):
-            raise OSError("the file was replaced while it was created")
     except BaseException:
         connection.close()
         raise
@@ -248,6 +252,8 @@ def _make_folder(folder: Path) -> None:
     """Make a folder and what is missing above it, mode 0700."""
     if folder.is_dir():
         return
+    if folder.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     _make_folder(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -265,20 +271,20 @@ def _give_to_sudo_user(file: int) -> None:
 
 
 def check_is_file(path: Path) -> int:
-    """Size in bytes of a regular file.
+    """Size in bytes of a regular file. It is not opened: closing it would drop a recorder's locks on it.
 
     Raises:
         RecordingError: it is missing, is no regular file, or may not be read.
     """
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise RecordingError(
-                f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a file'}: name a recording"
-            )
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except FileNotFoundError as error:
         raise RecordingError(f"{path} does not exist: check the name") from error
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {describe(error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a file"
+        raise RecordingError(f"{path} is {kind}: name a recording")
+    if not os.access(path, os.R_OK, effective_ids=True):
+        raise RecordingError(f"cannot read {path}: permission denied")
     return status.st_size

@@ -9,6 +9,7 @@ import numpy as np
 
 from opusmon.channels import KEYFRAME_NS, WHOLE_GPU
 from opusmon.clock import NS
+from opusmon.schema import Rows
 from opusmon.times import format_duration, format_wall
 from opusmon.ui import units
 from opusmon.ui.panes.base import View
@@ -100,14 +101,14 @@ def _interval(view: View, t: int) -> Line:
     return ((f"{format_wall(view.anchors, begin, 1)} - {format_wall(view.anchors, end, 1)}", "value"),)
 
 
-def _gpus(view: View, devices: np.ndarray) -> str:  # type: ignore[type-arg]
+def _gpus(view: View, devices: Rows) -> str:
     """As in "2 x H200"; "" before any device is known."""
     whole = [row for row in devices if row["gi"] == WHOLE_GPU]
     names = Counter(clean(view.strings.text(row["name"])).removeprefix("NVIDIA ") for row in whole)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
-def _driver(view: View, devices: np.ndarray) -> str:  # type: ignore[type-arg]
+def _driver(view: View, devices: Rows) -> str:
     return f"driver {clean(view.strings.text(devices[0]['driver']))}" if len(devices) else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -132,11 +131,11 @@ def noise(second: int, n: int = 4000) -> Batch:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 3 MB."""
+    """A filesystem of 6 MB."""
     needs("tmpfs")
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], check=False)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)], check=False)
     if made.returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
@@ -163,7 +162,7 @@ def test_a_full_disk_stops_the_recording_and_room_resumes_it(
     monkeypatch.setattr(writer, "FIRST_RETRY_S", 0.02)
     monkeypatch.setattr(writer, "LAST_RETRY_S", 0.05)
     ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(1_500_000))
+    ballast.write_bytes(bytes(4_500_000))
     clock = ManualClock(0, 3600 * NS)
     path = small_disk / "a"
     recorder = Recorder(path, strings=StringTable(), clock=clock, flush_ns=NS // 200)
@@ -185,6 +184,7 @@ def test_a_full_disk_stops_the_recording_and_room_resumes_it(
     assert recorder.state.error == ""
     recorder.push(power((10_000, 0, 1.0)))
     recorder.close()
+    assert recorder.state.error == ""
     with Recording.open(path) as recording:
         marks = recording.marks()
         (gap,) = [mark for mark in marks if mark.kind == "gap"]
@@ -210,8 +210,8 @@ def test_closing_on_a_full_disk_keeps_what_was_committed(small_disk: Path) -> No
 
 
 def test_no_room_to_begin_with_is_one_line(small_disk: Path) -> None:
-    (small_disk / "ballast").write_bytes(bytes(3 * 2**20 - 8192))
-    with pytest.raises(RecordingError, match="^cannot write .*/a: disk full$"):
+    (small_disk / "ballast").write_bytes(bytes(6 * 2**20 - 8192))
+    with pytest.raises(RecordingError, match=r"^cannot write .*/a: disk full$"):
         Recorder(small_disk / "a", strings=StringTable(), clock=ManualClock())
     assert [p.name for p in small_disk.iterdir()] == ["ballast"]
 
@@ -240,10 +240,10 @@ recorder.close()
 
 def test_a_removed_file_stops_the_recording(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "a", strings=StringTable(), clock=ManualClock(), flush_ns=NS // 200)
-    os.rename(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "a").rename(tmp_path / "b")
     assert wait_for(lambda: not recorder.state.recording)
     assert recorder.state.error.startswith("a was moved or removed: put it back, or start a new recording")
-    os.rename(tmp_path / "b", tmp_path / "a")
+    (tmp_path / "b").rename(tmp_path / "a")
     recorder.push(power((1, 0, 1.0)))
     recorder.close()
     with Recording.open(tmp_path / "a") as recording:

@@ -155,3 +155,16 @@ def test_the_wal_stays_small(tmp_path: Path) -> None:
         assert recording.size_b > 4_000_000
         assert store.wal_path(tmp_path / "a").stat().st_size < 8_000_000
     recorder.close()
+
+
+def test_reading_in_the_same_process_leaves_the_recorder_its_locks(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a", strings=StringTable(), clock=ManualClock(), flush_ns=NS // 200)
+    recorder.push(power((1, 0, 1.0)))
+    with Recording.open(tmp_path / "a") as recording:
+        settle(recorder, recording, NS)
+    inode = (tmp_path / "a").stat().st_ino
+    locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    # SQLite's lasting SHARED lock on the main file: without it another process could remove the WAL.
+    held = [line for line in locks if f":{inode} " in line and "POSIX" in line and "READ" in line]
+    recorder.close()
+    assert held != []

@@ -210,10 +210,10 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         RecordingError,
-        match=r"^cannot write .*file/a: not a directory$|^cannot write .*: file exists$|exists already",
+        match=r"^cannot write .*/file/a: not a directory$",
     ):
         recorder(tmp_path / "file" / "a")
-    with pytest.raises(RecordingError, match="^cannot write /proc/nothing/a: no such file or directory$"):
+    with pytest.raises(RecordingError, match=r"^cannot write /proc/nothing/a: no such file or directory$"):
         recorder(Path("/proc/nothing/a"))
 
 

@@ -216,6 +216,6 @@ def test_a_foreign_database_has_nothing_to_salvage(tmp_path: Path) -> None:
         raw.execute("CREATE TABLE t(a, b)")
         raw.execute("INSERT INTO t VALUES('a', 'b')")
     raw.close()
-    with pytest.raises(RecordingError, match="nothing in .* can be salvaged"):
+    with pytest.raises(RecordingError, match=r"nothing in .* can be salvaged"):
         salvage(tmp_path / "other", tmp_path / "out")
     assert FAULT.name == "fault"

@@ -539,6 +539,14 @@ def test_a_gpu_that_came_back_is_not_lost():
     assert "lost" not in text(view)
 
 
+def test_a_gpu_that_answers_again_is_not_lost_before_its_first_row():
+    view = lost()
+    assert "lost" in text(view)
+    view.add("gpu_event", END - NS, gpu=1, gi=-1, kind="back")
+    assert "lost" not in text(view)
+    assert "stale 20.4 s" in text(view)
+
+
 def test_a_gpu_lost_hours_ago_is_still_reported_while_its_status_is_repeated():
     view = lost()
     t = END + 3 * 3600 * NS
@@ -557,6 +565,10 @@ def test_an_xid_in_the_span_is_flagged_and_an_older_one_is_not():
     view = single()
     view.add("gpu_event", END - 30 * NS, gpu=0, gi=-1, kind="xid", code=79)
     assert "!! xid 79" in text(view)
+    assert "xid" not in text(view, span_ns=10 * NS)
+    add_status(
+        view, scope="gpu 1", state="error", reason="GPU is lost"
+    )  # now older events are looked for as well
     assert "xid" not in text(view, span_ns=10 * NS)
 
 
@@ -599,6 +611,9 @@ def test_more_links_than_cells_are_folded_and_the_worst_shows():
     for link in range(36):
         view.add("nvlink", END, gpu=0, **link_fields(link, state=0 if link == 35 else 1))
     assert render(view, 100, 12)[4][12:30] == "_________________x"
+    view.add("nvlink", END + 1, gpu=0, **link_fields(0, tx_bps=NAN))
+    view.add("nvlink", END + 1, gpu=0, **link_fields(1, tx_bps=26.0e9))
+    assert render(view, 100, 12)[4][12:30] == "@________________x"
 
 
 def test_links_that_gave_no_numbers():

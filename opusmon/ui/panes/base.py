@@ -46,7 +46,7 @@ class View(Protocol):
         ...
 
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
-        """The newest row of each series among those with t - lookback_ns < row t <= t."""
+        """The newest row of each series among those with t - lookback_ns < row t <= t, in any order."""
         ...
 
 
@@ -103,19 +103,27 @@ class Frame:
 
 
 class Pane(Protocol):
-    """A pane: no state of its own, so one instance serves any number of frames.
+    """A pane: no state of its own, so one instance serves any number of frames."""
 
-    Attributes:
-        name: as in the command palette.
-        number: the key that shows it.
-        channel: the channel whose samples `t` and `T` step through.
-        sorts: what `PaneState.sort` may name, the first one is the default; empty when it does not sort.
-    """
+    @property
+    def name(self) -> str:
+        """As in the command palette."""
+        ...
 
-    name: str
-    number: int
-    channel: str
-    sorts: tuple[str, ...]
+    @property
+    def number(self) -> int:
+        """The key that shows it."""
+        ...
+
+    @property
+    def channel(self) -> str:
+        """The channel whose samples `t` and `T` step through."""
+        ...
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        """What `PaneState.sort` may name, the first one is the default; empty when it does not sort."""
+        ...
 
     def title(self, frame: Frame) -> str:
         """What the frame's upper edge says: number, name, sources and their age."""

@@ -246,7 +246,7 @@ def _gpu(frame: Frame, key: Key, known: _Known, interval_ns: int) -> Gpu:
     row = known.rows.get(key, {})
     device = known.devices.get(key, {})
     whole = gi == WHOLE_GPU
-    links = tuple(map(_link, known.links.get(gpu, ()))) if whole else ()
+    links = _links(known.links.get(gpu, ())) if whole else ()
     age_ns = frame.t - int(row["t"]) if row else None
     gone = _gone(frame, key, known)
     found = [*gpu_flags(row, _xids(frame, gpu, known) if whole else ()), *link_flags(links)]
@@ -269,6 +269,10 @@ def _gpu(frame: Frame, key: Key, known: _Known, interval_ns: int) -> Gpu:
 def _name(view: View, device: Record) -> str:
     words = clean(view.strings.text(int(device.get("name", 0))))
     return words.removeprefix("NVIDIA ")
+
+
+def _links(rows: Iterable[Record]) -> tuple[Link, ...]:
+    return tuple(sorted(map(_link, rows), key=lambda link: link.number))
 
 
 def _link(row: Record) -> Link:
@@ -309,7 +313,9 @@ def _gone(frame: Frame, key: Key, known: _Known) -> str:
     gpu, gi = key
     row = known.rows.get(key)
     seen_t = int(row["t"]) if row else -1
-    times = {kind: int(event["t"]) for kind, event in _events(frame, gpu, known)}
+    times = {
+        kind: int(event["t"]) for kind, event in sorted(_events(frame, gpu, known), key=lambda e: e[1]["t"])
+    }
     lost_t = times.get("lost")
     if lost_t is not None and lost_t >= seen_t and lost_t > times.get("back", -1):
         return f"GPU {gpu} lost {when(frame, lost_t)}"
