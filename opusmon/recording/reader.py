@@ -151,9 +151,8 @@ class Recording:
     def binned(self, channel: str, fields: Sequence[str], t0: int, t1: int, step_ns: int) -> Rows:
         """Min, max, mean and count of fields per bin of `step_ns` and key over rows with `t0 < t <= t1`.
 
-        The answer is that of `stats.rollup(query(channel, t0, t1), ...)` up to rounding (float32 fields keep
-        float32 means), but multiples of 10 s are read from stored rollups. Bins at either end hold only the
-        rows inside the range.
+        The answer is that of `stats.rollup(query(channel, t0, t1), ...)` up to rounding, but for
+        multiples of 10 s it is read from stored rollups. Bins at either end hold only the rows inside the range.
 
         Raises:
             RecordingError: no such channel or field, a field that is text or part of the key, or a damaged file.

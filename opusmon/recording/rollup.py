@@ -58,12 +58,7 @@ class RollupGroup(NamedTuple):
 def stored_dtype(channel: Channel) -> np.dtype[np.void]:
     """Dtype of a stored rollup: min and max of a float32 field are float32 as well, means are float64."""
     full = stats.rollup_dtype(channel, channel.values)
-    narrow = {
-        f"{f}_{s}"
-        for f in channel.values
-        if channel.by_name[f].dtype == "<f4"
-        for s in ("min", "max", "mean")
-    }
+    narrow = {f"{f}_{s}" for f in channel.values if channel.by_name[f].dtype == "<f4" for s in ("min", "max")}
     return np.dtype([(name, "<f4" if name in narrow else full[name].str) for name in full.names or ()])
 
 
@@ -155,17 +150,14 @@ class Cascade:
 
     def _feed(self, level: int, rows: list[Rows], below: int) -> list[RollupGroup]:
         """Hand the buckets stored below to a level, and seal what the lower boundary `below` allows."""
-        sealed = self._sealed[level]
         boundary = below // GROUPS_NS[level] * GROUPS_NS[level]
-        late: list[Rows] = []
+        due: list[Rows] = []
         for part in (stats.merge_rollups([part], LEVELS_NS[level]) for part in rows):
-            before = part["t"] < boundary if sealed is None else part["t"] < sealed
-            late.append(part[before])
+            before = part["t"] < boundary
+            due.append(part[before])
             self._parts[level].append(part[~before])
-        late = [part for part in late if len(part)]
-        if late or sealed is None or boundary > sealed:
-            return self._seal(level, late, boundary if sealed is None else max(boundary, sealed))
-        return []
+        due = [part for part in due if len(part)]
+        return self._seal(level, due, boundary) if due or boundary != self._sealed[level] else []
 
 
 def _grouped(level: int, rows: Rows) -> list[RollupGroup]:

@@ -131,6 +131,8 @@ def _set_up(path: Path, made: os.stat_result, *, exclusive: bool) -> sqlite3.Con
         connection.execute(f"PRAGMA page_size={PAGE_B}")
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+        # Some distributions overwrite deleted pages with zeros; retention would write as much as the recording.
+        connection.execute("PRAGMA secure_delete=OFF").fetchall()
         connection.executescript(
             f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; {SCHEMA} COMMIT;"
         )

@@ -78,7 +78,7 @@ def mixed_batches(draw: st.DrawFn, horizon_s: int = 2000) -> list[Batch]:
     """Batches of `mixed` that mostly move on in time, with late rows, ties, NaN and several hosts."""
     out: list[Batch] = []
     now_s = draw(st.integers(-50, 50))
-    for _ in range(draw(st.integers(1, 12))):
+    for _ in range(draw(st.integers(1, 16))):
         now_s += draw(st.sampled_from([0, 0, 1, 1, 5, 60, 61, 599, 600, 1300]))
         late_s = draw(st.sampled_from([0, 0, 0, 3, 30, 700, horizon_s]))
         n = draw(st.integers(1, 8))

@@ -111,6 +111,21 @@ def test_binned_does_not_see_what_comes_after(tmp_path: Path) -> None:
             recording.binned("power", ["gpu"], 0, NS, NS)
 
 
+@pytest.mark.parametrize("finish", [True, False])
+def test_late_rows_are_in_the_bins(tmp_path: Path, finish: bool) -> None:
+    """Rows that come after their 10 s, 1 min and 10 min buckets were stored."""
+    late = [power((30.5, 0, -7.0), (650, 0, 9e6)), power((31, 5, 1.0)), power((1330, 1, 3.0))]
+    write(tmp_path / "a", [*ticks(1400), *([batch] for batch in late)], finish=finish)
+    with Recording.open(tmp_path / "a") as recording:
+        for step_s, lows in ((10, 1), (60, 1), (600, 1)):
+            found = recording.binned("power", ["power_mw"], 0, 1400 * NS, step_s * NS)
+            expected = stats.rollup(recording.query("power", 0, 1400 * NS), POWER, ["power_mw"], step_s * NS)
+            assert found["n"].sum() == 2804
+            assert np.count_nonzero(found["power_mw_min"] == -7.0) == lows
+            for name in found.dtype.names or ():
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-12)
+
+
 def test_latest_and_step(tmp_path: Path) -> None:
     batches = [power((1, 0, 1.0), (2, 1, 2.0)), power((4, 0, 3.0)), power((3, 0, 4.0), (40, 1, 5.0))]
     write(tmp_path / "a", [batches[:1], batches[1:]])

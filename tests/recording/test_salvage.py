@@ -172,15 +172,30 @@ def test_an_uncommitted_transaction_is_not_salvaged(tmp_path: Path) -> None:
     assert report.rows == 1
 
 
-def test_what_retention_let_go_does_not_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_what_retention_let_go_does_not_come_back(tmp_path: Path, rows: int) -> None:
     connection, _ = store.create(tmp_path / "a")
     stage = Stage(StringTable())
-    for second in range(1, 101):
-        stage.build([noise(second, 1000)]).apply(connection)
-    Retention(age_ns=30 * NS).apply(connection, 100 * NS)
+    for second in range(1, 601):
+        stage.build([noise(second, rows)]).apply(connection)
+        if second % 7 == 0:
+            Retention(age_ns=30 * NS).apply(connection, second * NS)
+    Retention(age_ns=30 * NS).apply(connection, 600 * NS)
     store.finish(connection)
     report = salvage(tmp_path / "a", tmp_path / "out")
-    assert (report.chunks, report.t0) == (31, 70 * NS)
+    assert (report.chunks, report.t0) == (31, 570 * NS)
+
+
+def test_pages_on_the_free_list_are_left_alone(tmp_path: Path) -> None:
+    """A DELETE of everything frees pages without touching what they hold."""
+    connection, _ = store.create(tmp_path / "a")
+    stage = Stage(StringTable())
+    for batches in ticks(300):
+        stage.build(batches).apply(connection)
+    connection.execute("DELETE FROM chunk")
+    stage.build([power((999, 0, 1.0))]).apply(connection)
+    store.finish(connection)
+    assert salvage(tmp_path / "a", tmp_path / "out").t0 == 999 * NS
 
 
 def test_raw_and_unsorted_chunks_are_put_right(tmp_path: Path) -> None:
