@@ -60,7 +60,12 @@ GPU = Channel(
         Field(
             "throttle_hw_thermal_ns", "<f8", "ns", "time held back by the hardware thermal limit, cumulative"
         ),
-        Field("throttle_brake_ns", "<f8", "ns", "time held back by the external power brake, cumulative"),
+        Field(
+            "throttle_brake_ns",
+            "<f8",
+            "ns",
+            "time held back by the external power brake, cumulative; read every 5 s, each tick while it is active",
+        ),
         Field("ecc_corrected", "<f4", "", "since the driver loaded; read every 5 s and repeated between"),
         Field("ecc_uncorrected", "<f4", "", "since the driver loaded; read every 5 s and repeated between"),
         Field("remapped_correctable", "<f4", "rows", "read every 5 s and repeated between"),
@@ -100,17 +105,29 @@ NVLINK = Channel(
     (
         _GPU,
         Field("link", "<i2"),
+        Field("dt_ns", "<i8", "ns", "the rates cover [t - dt_ns, t]"),
         Field("tx_bps", "<f4", "B/s", "from the GPU"),
         Field("rx_bps", "<f4", "B/s", "to the GPU"),
         Field("state", "<f4", "", "1 up, 0 down; read every 5 s and repeated between"),
         Field("speed_bps", "<f4", "B/s", "line rate in one direction; read every 5 s and repeated between"),
         Field(
-            "replay_errors", "<f4", "", "data link replays, cumulative; read every 5 s and repeated between"
+            "replay_errors",
+            "<f4",
+            "",
+            "data link replays, cumulative; read at start and when the sum over all links has grown",
         ),
         Field(
-            "recovery_errors", "<f4", "", "link recoveries, cumulative; read every 5 s and repeated between"
+            "recovery_errors",
+            "<f4",
+            "",
+            "link recoveries, cumulative; read at start and when the sum over all links has grown",
         ),
-        Field("crc_errors", "<f4", "", "CRC errors, cumulative; read every 5 s and repeated between"),
+        Field(
+            "crc_errors",
+            "<f4",
+            "",
+            "CRC errors, cumulative; read at start and when the sum over all links has grown",
+        ),
     ),
     key=("gpu", "link"),
     help="One row per NVLink link per tick.",

@@ -68,7 +68,11 @@ def matmul(seconds, devices):
 def peer(seconds, routes):
     """Copies of 1 GiB from one GPU to another."""
     pairs = [
-        (torch.rand(GIB // 4, device=f"cuda:{a}"), torch.empty(GIB // 4, device=f"cuda:{b}"), torch.cuda.Stream(a))
+        (
+            torch.rand(GIB // 4, device=f"cuda:{a}"),
+            torch.empty(GIB // 4, device=f"cuda:{b}"),
+            torch.cuda.Stream(a),
+        )
         for a, b in routes
     ]
 
