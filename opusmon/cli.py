@@ -251,6 +251,8 @@ def _record(args: argparse.Namespace) -> int:
     state = session.recording
     if state is not None:
         print(f"opusmon: recording to {state.path}; ctrl+c stops", file=sys.stderr)
+    if session.warning:
+        print(f"opusmon: {session.warning}", file=sys.stderr)
     try:
         asyncio.run(run())
     finally:
@@ -334,27 +336,31 @@ def _playhead(session: Session, args: argparse.Namespace) -> Playhead:
 def _show(session: Session, args: argparse.Namespace, playhead: Playhead | None = None) -> int:
     """Run the screen, or draw one frame of it."""
     import asyncio
-    import locale
 
     from opusmon.times import parse_duration
     from opusmon.ui.app import OpusmonApp, screenshot
-    from opusmon.ui.glyphs import pick
+    from opusmon.ui.glyphs import pick, terminal_encoding
+    from opusmon.ui.themes import DEFAULT
 
+    drawing = args.screenshot is not None
+    glyphs, theme = args.glyphs, args.theme
+    if drawing:  # an SVG has every character and colour, whatever this terminal has
+        glyphs = "braille" if glyphs == "auto" else glyphs
+        theme = theme or ("" if "NO_COLOR" in os.environ else DEFAULT)
     try:
         app = OpusmonApp(
             session,
-            glyphs=pick(args.glyphs, os.environ, locale.getpreferredencoding(False)),
-            theme=args.theme,
+            glyphs=pick(glyphs, os.environ, terminal_encoding(os.environ)),
+            theme=theme,
             environ=os.environ,
             playhead=playhead,
             span_ns=parse_duration(args.span),
         )
-        if args.screenshot is not None:
-            size = _columns_lines(args.size)
-            svg = asyncio.run(screenshot(app, size, lambda: session.window.t1 > 0, 5.0))
+        if drawing:
+            svg = asyncio.run(screenshot(app, _columns_lines(args.size), lambda: session.window.t1 > 0, 5.0))
             args.screenshot.write_text(svg, encoding="utf-8")
-            return app.return_code or OK
-        app.run()
+        else:
+            app.run()
         return app.return_code or OK
     finally:
         session.close()

@@ -129,7 +129,8 @@ class LiveSession:
                 retain_ns=retain_ns,
                 retain_b=retain_b,
             )
-            self._store = Recording.open(path) if keep_window else None
+            # In exclusive mode (a network filesystem) nobody else can read the file while it is written.
+            self._store = Recording.open(path) if keep_window and not self.recorder.warning else None
         self.window = Window(self.strings, self.anchors, channels=ALL, store=self._store)
         sources: list[Source] = [
             WorkerSource(name, self.strings, clock, interval_ns=interval_ns) for name in plan.runnable
@@ -141,6 +142,11 @@ class LiveSession:
             sinks.append(self.recorder)
         self._bus = Bus(sinks)
         self._observe_clock()
+
+    @property
+    def warning(self) -> str:
+        """What the user must know about the file, "" when nothing."""
+        return self.recorder.warning if self.recorder is not None else ""
 
     @property
     def recording(self) -> RecorderState | None:
@@ -199,6 +205,7 @@ class ReplaySession:
     """A recording as the source of the screen, possibly one that is still being written."""
 
     recording: RecorderState | None = None
+    warning = ""
 
     def __init__(self, recording: Recording, clock: Clock, *, follow: bool = False) -> None:
         self.store = recording

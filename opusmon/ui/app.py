@@ -76,9 +76,15 @@ class OpusmonApp(App[None]):
             self.theme = wanted
         else:
             self.theme_problems.append(f"no theme is named {wanted!r}; `opusmon themes` lists them")
-        for problem in self.theme_problems:
-            self.notify(problem, severity="warning", timeout=8, markup=False)
+        if self.session.warning or self.theme_problems:
+            self.call_after_refresh(self._say_problems)
         self.run_worker(self.session.run(), name="session", exit_on_error=True)
+
+    def _say_problems(self) -> None:
+        first, *others = [*filter(None, [self.session.warning]), *self.theme_problems]
+        more = f" (and {len(others)} more; `opusmon themes` lists bad themes)" if others else ""
+        if isinstance(self.screen, Dashboard):
+            self.screen.say(first + more, warn=True)
 
     async def action_quit(self) -> None:
         """Leave at once; the file is closed by whoever opened the session."""

@@ -151,6 +151,25 @@ def pick(name: str, env: Mapping[str, str], encoding: str) -> Glyphs:
     return BLOCK if term.startswith("linux") else BRAILLE
 
 
+def terminal_encoding(env: Mapping[str, str]) -> str:
+    """Encoding of the terminal by the locale variables, as the C library picks them.
+
+    Python's own answer will not do: in the C locale it sets LC_CTYPE to a UTF-8 one by itself (PEP 538), which
+    changes what Python writes and not what the terminal, or the tmux server, can show.
+
+    Args:
+        env: the environment.
+    """
+    language = env.get("LANG", "")
+    name = env.get("LC_ALL") or env.get("LC_CTYPE") or language
+    coerced = (
+        name in ("C.UTF-8", "C.utf8", "UTF-8") and not env.get("LC_ALL") and language in ("", "C", "POSIX")
+    )
+    if coerced or name in ("", "C", "POSIX"):
+        return "ascii"
+    return name.partition(".")[2].partition("@")[0] or "ascii"
+
+
 def _is_utf8(encoding: str) -> bool:
     try:
         return codecs.lookup(encoding).name == "utf-8"

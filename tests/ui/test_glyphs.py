@@ -64,3 +64,23 @@ def test_heat_map_shades_are_eight(chosen):
 @pytest.mark.parametrize("chosen", glyphs.BY_NAME.values())
 def test_the_focused_frame_differs_in_shape(chosen):
     assert chosen.border.horizontal != chosen.border_focus.horizontal
+
+
+@pytest.mark.parametrize(
+    ("env", "encoding"),
+    [
+        ({"LANG": "en_US.UTF-8"}, "UTF-8"),
+        ({"LANG": "C.UTF-8"}, "UTF-8"),
+        ({"LANG": "de_DE.ISO-8859-1"}, "ISO-8859-1"),
+        ({"LANG": "de_DE.ISO-8859-15@euro"}, "ISO-8859-15"),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "ascii"),  # what Python makes of LANG=C
+        ({"LC_CTYPE": "C.UTF-8"}, "ascii"),  # and of no locale at all
+        ({"LANG": "C", "LC_ALL": "C.UTF-8"}, "UTF-8"),
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "C"}, "ascii"),
+        ({"LANG": "C", "LC_CTYPE": "en_US.UTF-8"}, "UTF-8"),
+        ({"LANG": "en_US"}, "ascii"),
+        ({}, "ascii"),
+    ],
+)
+def test_the_encoding_is_the_locales_and_not_what_python_makes_of_it(env, encoding):
+    assert glyphs.terminal_encoding(env) == encoding

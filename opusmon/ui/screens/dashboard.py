@@ -11,6 +11,7 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
+from textual.timer import Timer
 
 from opusmon.clock import NS
 from opusmon.session import Session
@@ -24,7 +25,7 @@ from opusmon.ui.playhead import Mode, Playhead
 from opusmon.ui.screens.cost import cost_lines
 from opusmon.ui.screens.sheet import Sheet
 from opusmon.ui.screens.timescreen import TimeScreen
-from opusmon.ui.text import Line, fit
+from opusmon.ui.text import Line, clean, fit
 from opusmon.ui.units import span as span_words
 from opusmon.ui.widgets import timeline
 from opusmon.ui.widgets.lines import LinesWidget
@@ -34,6 +35,7 @@ NARROW_COLUMNS, NARROW_LINES = 100, 30
 """Under this size one pane shows at a time, the others as one line each."""
 SPAN_NS = 300 * NS
 FPS = 4.0
+MESSAGE_S = 5.0
 QUIET_NS = 1_250_000_000
 """While tracking, a screen that got no new rows for this long is drawn anew, so that ages keep counting."""
 _PLACES_EVERY_NS = NS
@@ -103,6 +105,8 @@ class Dashboard(TimeScreen):
         self._maximized = False
         self._drawn: tuple[object, ...] = ()
         self._drawn_t = 0
+        self._message: Line = ()
+        self._hush: Timer | None = None
         self._panes = [PaneWidget(pane, glyphs) for pane in PANES]
         self._places: list[Place] = []
         self._places_key: tuple[int, int] = (-1, 0)
@@ -135,7 +139,15 @@ class Dashboard(TimeScreen):
         tracking = self.playhead.mode is Mode.TRACK
         panes = tuple((pane.state, pane.size, pane.has_focus) for pane in self._panes)
         moment = 0 if tracking else t
-        key = (window.version, moment, self.playhead.mode, self.playhead.speed, self.span_ns, panes, self.size)
+        key = (
+            window.version,
+            moment,
+            self.playhead.mode,
+            self.playhead.speed,
+            self.span_ns,
+            panes,
+            self.size,
+        )
         if not self.is_current or (key == self._drawn and not (tracking and t - self._drawn_t > QUIET_NS)):
             return
         self._drawn, self._drawn_t = key, t
@@ -205,7 +217,22 @@ class Dashboard(TimeScreen):
             return None
         return timeline.time_at(self._bar(self.playhead.t), column - label, width)
 
+    def say(self, text: str, *, warn: bool = False) -> None:
+        """Show a message in place of the keys for a few seconds; text from outside is drawn plain."""
+        self._message = ((" ! " if warn else " ", "warn"), (clean(text), "warn" if warn else "accent"))
+        if self._hush is not None:
+            self._hush.stop()
+        self._hush = self.set_timer(MESSAGE_S, self._quiet)
+        self._drawn = ()
+        self.frame()
+
+    def _quiet(self) -> None:
+        self._message, self._drawn = (), ()
+        self.frame()
+
     def _footer(self) -> Line:
+        if self._message:
+            return fit(self._message, self.size.width)
         return footer(self.size.width, paused=self.playhead.mode is Mode.PAUSE, follows=self.session.follows)
 
     # -- panes -----------------------------------------------------------------------------------------------
@@ -271,7 +298,7 @@ class Dashboard(TimeScreen):
         pane = self._pane()
         sorts = pane.pane.sorts
         if not sorts:
-            self.notify(f"the {pane.pane.name} pane has nothing to sort", timeout=2)
+            self.say(f"the {pane.pane.name} pane has nothing to sort")
             return
         place = sorts.index(pane.state.sort) if pane.state.sort in sorts else 0
         self._change(sort=sorts[(place + 1) % len(sorts)])
@@ -305,7 +332,7 @@ class Dashboard(TimeScreen):
         t = self.playhead.t
 
         def accept(text: str) -> str:
-            self.notify(self.session.mark(t, t, "bookmark", text or "bookmark"), timeout=3, markup=False)
+            self.say(self.session.mark(t, t, "bookmark", text or "bookmark"))
             return ""
 
         self.ask("Bookmark this time as", accept)

@@ -34,6 +34,10 @@ class TimeScreen(Screen[None]):
         """Draw what changed."""
 
     @abstractmethod
+    def say(self, text: str, *, warn: bool = False) -> None:
+        """Show a message on the last line for a few seconds."""
+
+    @abstractmethod
     def step_channel(self) -> str:
         """The channel whose samples `t` and `T` step through."""
 
@@ -48,9 +52,7 @@ class TimeScreen(Screen[None]):
         self.playhead.pause()
         found = self.session.window.step(self.step_channel(), t, direction)
         if found is None:
-            self.notify(
-                "there is no later sample" if direction > 0 else "there is no earlier sample", timeout=2
-            )
+            self.say("there is no later sample" if direction > 0 else "there is no earlier sample")
             return
         self.playhead.seek(found)
         self.frame()
@@ -89,14 +91,13 @@ class TimeScreen(Screen[None]):
         """To the next or previous finding, mark or event."""
         place = neighbour(places(self.session.window), self.playhead.t, direction)
         if place is None:
-            self.notify(
-                "nothing marked after this time" if direction > 0 else "nothing marked before this time",
-                timeout=2,
+            self.say(
+                "nothing is marked after this time" if direction > 0 else "nothing is marked before this time"
             )
             return
         self.playhead.pause()
         self.playhead.seek(place.t)
-        self.notify(f"{place.kind}: {place.text}", timeout=4, markup=False)
+        self.say(f"{place.kind}: {place.text}")
 
     def action_span(self, direction: int) -> None:
         """A longer or shorter time range."""
@@ -107,7 +108,7 @@ class TimeScreen(Screen[None]):
     def action_speed(self, direction: int) -> None:
         """Play faster or slower; a live session has one speed."""
         if self.session.follows:
-            self.notify("a live session has one speed; T and J go back in it", timeout=3)
+            self.say("a live session has one speed; T and J go back in it")
             return
         self.playhead.faster(direction)
 

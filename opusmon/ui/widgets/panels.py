@@ -53,7 +53,9 @@ class PaneWidget(LinesWidget, can_focus=True):
         title = self.pane.title(inner)
         lines = self.pane.render(inner)
         edge = (title, width, height, self.has_focus)
-        if lines is not self._inside or edge != self._edge:  # a pane may answer with the very list of last time
+        if (
+            lines is not self._inside or edge != self._edge
+        ):  # a pane may answer with the very list of last time
             self._inside, self._edge = lines, edge
             self.set_lines(box(lines, title, width, height, focused=self.has_focus, glyphs=self._glyphs))
 
@@ -113,4 +115,3 @@ class TimeBarWidget(LinesWidget):
         t = self._time_at(x)
         if t is not None:
             self.post_message(self.Picked(t))
-

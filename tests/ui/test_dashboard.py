@@ -1,0 +1,359 @@
+"""The dashboard driven by keys and mouse over the bundled recording, with a clock in the test's hands."""
+
+import contextlib
+import shutil
+
+import pytest
+from textual.widgets import Input
+
+from opusmon.clock import NS, ManualClock
+from opusmon.paths import demo_file
+from opusmon.recording import Recording
+from opusmon.session import ReplaySession
+from opusmon.ui.app import OpusmonApp
+from opusmon.ui.glyphs import ASCII, BRAILLE
+from opusmon.ui.playhead import Mode
+from opusmon.ui.screens.dashboard import Dashboard, playhead_of
+from opusmon.ui.text import plain
+from opusmon.ui.widgets.lines import LinesWidget
+
+
+class Driver:
+    def __init__(self, app, pilot, clock):
+        self.app, self.pilot, self.clock = app, pilot, clock
+
+    @property
+    def board(self):
+        return next(screen for screen in self.app.screen_stack if isinstance(screen, Dashboard))
+
+    @property
+    def head(self):
+        return self.board.playhead
+
+    def at_s(self):
+        """Seconds of session time at the playhead."""
+        return (self.head.t - self.app.session.window.t0) / NS
+
+    async def press(self, *keys):
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+        if self.app.screen is self.board:
+            self.board.frame()
+
+    async def answer(self, text):
+        self.app.screen.query_one(Input).value = ""
+        await self.pilot.press(
+            *[{" ": "space", ":": "colon", "-": "minus", ".": "full_stop"}.get(c, c) for c in text]
+        )
+        await self.pilot.press("enter")
+        await self.pilot.pause()
+
+    def lines(self, selector=None):
+        """What the widgets of the current screen show, as plain text."""
+        found = (
+            self.app.screen.query(LinesWidget) if selector is None else [self.app.screen.query_one(selector)]
+        )
+        return [plain(line) for widget in found if widget.display for line in widget.lines]
+
+    def text(self, selector=None):
+        return "\n".join(self.lines(selector))
+
+
+@contextlib.asynccontextmanager
+async def replay(size=(160, 50), path=None, follow=False, glyphs=BRAILLE, **kwargs):
+    clock = ManualClock()
+    session = ReplaySession(Recording.open(path or demo_file()), clock, follow=follow)
+    playhead = playhead_of(session, clock.now)
+    playhead.pause()
+    app = OpusmonApp(session, glyphs=glyphs, playhead=playhead, environ=kwargs.pop("environ", {}), **kwargs)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Driver(app, pilot, clock)
+    session.close()
+
+
+async def test_space_pauses_and_plays_at_the_speed_of_the_clock():
+    async with replay() as it:
+        begin = it.at_s()
+        await it.press("space")
+        assert it.head.mode is Mode.PLAY
+        it.clock.advance(5 * NS)
+        assert it.at_s() == pytest.approx(begin + 5)
+        await it.press("greater_than_sign", "space")
+        assert it.head.speed == 2
+        assert "PAUSED" in it.text("#header")
+
+
+async def test_samples_are_stepped_by_both_pairs_of_keys():
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        times = []
+        for key in ("t", "right_square_bracket", "T", "left_square_bracket"):
+            await it.press(key)
+            times.append(it.head.t)
+        window = it.app.session.window
+        samples = set(window.query("gpu", 0, window.t1)["t"].tolist())
+        assert set(times) <= samples
+        assert times[0] < times[1]
+        assert times[2] == times[0]
+        assert times[3] < times[0]
+
+
+async def test_jumping_and_going_to_a_time():
+    async with replay() as it:
+        await it.press("g")
+        await it.answer("60s")
+        assert it.at_s() == pytest.approx(60)
+        await it.press("j")
+        await it.answer("30s")
+        assert it.at_s() == pytest.approx(90)
+        await it.press("J")
+        await it.answer("1m")
+        assert it.at_s() == pytest.approx(30)
+        await it.press("b")
+        await it.answer("-10s")
+        window = it.app.session.window
+        assert (window.t1 - it.head.t) / NS == pytest.approx(10)
+
+
+async def test_an_answer_that_cannot_be_used_keeps_the_question_and_says_why():
+    async with replay() as it:
+        before = it.head.t
+        await it.press("g")
+        await it.answer("9h")
+        problem = str(it.app.screen.query_one("#problem").render())
+        assert problem
+        assert it.app.screen is not it.board
+        await it.press("escape")
+        assert it.app.screen is it.board
+        assert it.head.t == before
+
+
+async def test_marks_are_visited_in_order_and_named():
+    async with replay() as it:
+        await it.press("n")
+        assert "bookmark: idle" in it.text("#footer")
+        await it.press("n")
+        assert "hbm copy on gpu 0" in it.text("#footer")
+        first = it.head.t
+        await it.press("n", "N")
+        assert it.head.t == first
+
+
+async def test_the_known_load_is_on_the_screen():
+    """The copy moved 4.27 TB/s by the load's own count."""
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 35 * NS)
+        it.board.frame()
+        shown = it.text("#pane-gpu")
+        assert "4.2" in shown
+        assert "TB/s" in shown
+        assert "/140 GiB" in shown
+        header = it.text("#header")
+        assert "2 x H200" in header
+        assert "driver 580.159.04" in header
+
+
+async def test_panes_are_chosen_cycled_and_maximized():
+    async with replay() as it:
+        assert it.board._current == 2
+        await it.press("4")
+        assert it.board._current == 4
+        await it.press("tab")
+        assert it.board._current == 1
+        await it.press("shift+tab")
+        assert it.board._current == 4
+        await it.press("2", "m")
+        sizes = {pane.pane.name: pane.size for pane in it.board._panes if pane.display}
+        assert list(sizes) == ["gpu"]
+        assert sizes["gpu"].width == 160
+        await it.press("escape")
+        assert sum(pane.display for pane in it.board._panes) == 4
+        await it.press("enter")
+        assert sum(pane.display for pane in it.board._panes) == 1
+
+
+async def test_panes_without_a_collector_say_why_and_what_to_do():
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        it.board.frame()
+        for name in ("latency", "streams", "stalls"):
+            shown = it.text(f"#pane-{name}")
+            assert "collector yet" in shown
+            assert "It would show" in shown
+
+
+async def test_spans_go_from_ten_seconds_to_the_whole_session():
+    async with replay() as it:
+        for _ in range(9):
+            await it.press("minus")
+        assert it.board.span_ns == 10 * NS
+        for _ in range(9):
+            await it.press("plus")
+        window = it.app.session.window
+        assert it.board.span_ns == window.t1 - window.t0
+        assert "span 3m" in it.text("#timebar")
+
+
+async def test_processes_filter_and_sort():
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        await it.press("1", "p")
+        assert it.board._current == 2
+        assert "python3" in it.text("#pane-gpu")
+        await it.press("slash")
+        await it.answer("nosuch")
+        it.board.frame()
+        assert "python3" not in it.text("#pane-gpu")
+        await it.press("escape")
+        assert "python3" in it.text("#pane-gpu")
+        await it.press("s")
+        assert it.board._pane().state.sort
+        await it.press("3", "s")
+        assert "nothing to sort" in it.text("#footer")
+
+
+async def test_help_cost_and_palette_open_and_close():
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        await it.press("question_mark")
+        assert "previous sample" in it.text("#sheet")
+        await it.press("escape", "c")
+        shown = it.text("#sheet")
+        assert "gpu" in shown
+        assert "nvml" in shown
+        await it.press("escape", "colon")
+        assert type(it.app.screen).__name__ == "CommandPalette"
+        await it.press("escape")
+        assert it.app.screen is it.board
+
+
+@pytest.mark.parametrize("opener", ["", "question_mark", "c", "m"])
+async def test_q_leaves_from_anywhere(opener):
+    async with replay() as it:
+        if opener:
+            await it.press(opener)
+        await it.pilot.press("q")
+        await it.pilot.pause()
+        assert not it.app.is_running or it.app._exit
+
+
+async def test_ctrl_c_leaves_while_typing():
+    async with replay() as it:
+        await it.press("g")
+        await it.pilot.press("ctrl+c")
+        await it.pilot.pause()
+        assert not it.app.is_running or it.app._exit
+
+
+async def test_a_replayed_file_is_not_written_to(tmp_path):
+    copy = tmp_path / "copy.opusmon"
+    shutil.copyfile(demo_file(), copy)
+    before = copy.read_bytes()
+    async with replay(path=copy) as it:
+        it.head.seek(it.app.session.window.t0 + 61 * NS)
+        await it.press("r")
+        await it.answer("[red]look here[/]")
+        it.board.frame()
+        assert "not changed" in it.text("#footer")
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        await it.press("n")
+        assert "bookmark: [red]look here[/]" in it.text("#footer")
+    assert copy.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "size", [(80, 24), (100, 30), (160, 50), (240, 70), (1, 1), (2, 3), (40, 8), (300, 20)]
+)
+async def test_every_size_draws(size):
+    async with replay(size=size) as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        it.board.frame()
+        for widget in it.board.query(LinesWidget):
+            assert all(len(plain(line)) <= max(size[0], 1) for line in widget.lines)
+        for key in ("m", "m", "4", "question_mark", "escape", "g", "escape"):
+            await it.press(key)
+
+
+async def test_a_small_terminal_shows_one_pane_and_a_line_for_each_other():
+    async with replay(size=(80, 24)) as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        it.board.frame()
+        heights = {pane.pane.name: pane.size.height for pane in it.board._panes}
+        assert heights == {"latency": 1, "gpu": 18, "streams": 1, "stalls": 1}
+        assert "latency" in it.text("#pane-latency")
+        await it.press("3")
+        it.board.frame()
+        assert it.text("#pane-gpu").count("\n") == 0
+        assert "gpu" in it.text("#pane-gpu")
+        header = it.text("#header")
+        assert "PAUSED" in header
+
+
+async def test_resizing_changes_the_layout():
+    async with replay(size=(160, 50)) as it:
+        await it.pilot.resize_terminal(80, 24)
+        await it.pilot.pause()
+        it.board.frame()
+        assert {pane.size.height for pane in it.board._panes} == {1, 18}
+        await it.pilot.resize_terminal(160, 50)
+        await it.pilot.pause()
+        assert {pane.size.width for pane in it.board._panes} == {80}
+
+
+async def test_the_time_bar_is_clicked():
+    async with replay() as it:
+        await it.pilot.click("#timebar", offset=(90, 0))
+        await it.pilot.pause()
+        window = it.app.session.window
+        label = len(" span 5m    ")
+        share = (90 - label) / (160 - label - 6 - 1)
+        assert it.at_s() == pytest.approx(share * (window.t1 - window.t0) / NS, rel=0.02)
+
+
+async def test_a_pane_is_chosen_by_a_click_and_maximized_by_two():
+    async with replay() as it:
+        await it.pilot.click("#pane-stalls")
+        await it.pilot.pause()
+        assert it.board._current == 4
+        await it.pilot.click("#pane-gpu", times=2)
+        await it.pilot.pause()
+        assert [pane.pane.name for pane in it.board._panes if pane.display] == ["gpu"]
+
+
+async def test_ascii_glyphs_and_no_colour():
+    async with replay(glyphs=ASCII, environ={"NO_COLOR": "1"}) as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        it.board.frame()
+        assert it.text().isascii()
+        assert it.app.theme == "mono"
+
+
+async def test_a_bad_theme_is_one_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "opusmon" / "themes"
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text('name = "broken"\nprimary = "[bold]mauve-ish"\n')
+    async with replay() as it:
+        await it.pilot.pause()
+        assert "broken.toml" in it.text("#footer")
+        assert "broken" not in it.app.available_themes
+        assert "opusmon-light" in it.app.available_themes
+
+
+async def test_an_unknown_theme_is_said():
+    async with replay(theme="nope") as it:
+        await it.pilot.pause()
+        assert "no theme is named 'nope'" in it.text("#footer")
+
+
+async def test_what_did_not_change_is_not_drawn():
+    async with replay() as it:
+        it.board.frame()
+        calls = []
+        it.board._panes[1].draw = lambda *args: calls.append(args)
+        it.board.frame()
+        assert calls == []
+        it.head.seek(it.head.t + 30 * NS)
+        it.board.frame()
+        assert len(calls) == 1
