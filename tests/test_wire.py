@@ -24,7 +24,7 @@ def test_rows_arrive_as_sent_in_any_pieces(compress, piece):
     sender, receiver = StringTable(), StringTable()
     receiver.intern("another text first, so that ids differ")
     encoder, decoder = Encoder(sender, compress=compress), Decoder(receiver)
-    links = Batch(NVLINK, NVLINK.rows([(5, 0, 3, 1.5, float("nan"), 1, 2, 3, 4, 5), (6, 1, 2, 0, 0, 0, 0, 0, 0, 0)]))
+    links = Batch(NVLINK, NVLINK.rows([(5, 0, 3, 9, 1.5, float("nan"), 1, 2, 3, 4, 5), (6, 1, 2, 9, 0, 0, 0, 0, 0, 0, 0)]))
     sent = encoder.hello("host-a") + encoder.batch(links)
     sent += encoder.batch(events(sender, (7, "xid", 79, "GPU has fallen off the bus"), (7, "xid", 79, "")))
     got = [batch for at in range(0, len(sent), piece) for batch in decoder.feed(sent[at : at + piece])]

@@ -20,7 +20,7 @@ MAX_TEXT_ID = 2**32 - 1
 
 _LAST_T1 = """
 SELECT max(t1) FROM chunk WHERE channel=:c AND t0 >=
-    (SELECT max(t0) FROM chunk WHERE channel=:c) - (SELECT max_span_ns FROM channel WHERE id=:c)
+    (SELECT max(t0) FROM chunk WHERE channel=:c) - COALESCE((SELECT max_ns FROM span WHERE channel=:c), 4611686018427387904)
 """
 
 

@@ -28,7 +28,7 @@ BLOCK = 512
 
 _CHUNKS = """
 SELECT id, n FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
-    AND t0 > :a - (SELECT max_span_ns FROM channel WHERE id=:c)
+    AND t0 > :a - COALESCE((SELECT max_ns FROM span WHERE channel=:c), 4611686018427387904)
 """
 _ROLLUPS = "SELECT id FROM rollup WHERE channel=? AND level=? AND t1>? AND t1<=? AND t0<?"
 _FETCH = {

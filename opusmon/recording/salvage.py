@@ -40,7 +40,7 @@ PAGE_BITS = 16
 
 _SHAPES = {
     ("null", "int", "text", "int", "int", "int", "int", "blob"): "chunk",
-    ("null", "text", "text", "int"): "channel",
+    ("null", "text", "text"): "channel",
     ("null", "int", "int", "text", "text"): "mark",
 }
 """Tables told apart by the types of their first columns; a newer version may have added some behind."""

@@ -27,7 +27,8 @@ Record = tuple[Any, ...]
 INSERTS = {
     "session": "INSERT OR REPLACE INTO session VALUES(?,?)",
     "clock": "INSERT OR REPLACE INTO clock VALUES(?,?,?)",
-    "channel": "INSERT OR REPLACE INTO channel VALUES(?,?,?,?)",
+    "channel": "INSERT OR REPLACE INTO channel VALUES(?,?,?)",
+    "span": "INSERT OR REPLACE INTO span VALUES(?,?)",
     "string": "INSERT OR REPLACE INTO string(rowid,id,text) VALUES(?,?,?)",
     "chunk": "INSERT OR REPLACE INTO chunk VALUES(?,?,?,?,?,?,?,?)",
     "rollup": "INSERT OR REPLACE INTO rollup VALUES(?,?,?,?,?,?,?,?)",
@@ -155,14 +156,17 @@ class Stage:
         work.records["chunk"].append(record)
         if t1 - t0 > known.max_span_ns:
             known.max_span_ns = t1 - t0
-            work.records["channel"].append(_channel_record(known))
+            work.records["span"].append((known.id, known.max_span_ns))
 
     def _register(self, work: Transaction, channel: Channel) -> _Known:
         """The channel of this name, added to the file when it is new."""
         known = self._known.get(channel.name)
         if known is None:
             known = self._known[channel.name] = _Known(len(self._known) + 1, channel, Cascade(channel))
-            work.records["channel"].append(_channel_record(known))
+            work.records["channel"].append(
+                (known.id, clean_text(channel.name), clean_text(channel.to_json()))
+            )
+            work.records["span"].append((known.id, 0))
         return known
 
     def _add_groups(self, work: Transaction, known: _Known, groups: Iterable[RollupGroup]) -> None:
@@ -246,7 +250,3 @@ def _conform(batch: Batch, channel: Channel) -> Rows:
         elif channel.dtype[name].kind == "f":
             rows[name] = np.nan
     return rows
-
-
-def _channel_record(known: _Known) -> Record:
-    return known.id, clean_text(known.channel.name), clean_text(known.channel.to_json()), known.max_span_ns

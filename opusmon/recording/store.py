@@ -52,7 +52,8 @@ NETWORK_TYPES = frozenset(
 SCHEMA = """
 CREATE TABLE session(key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE clock(monotonic INTEGER PRIMARY KEY, realtime INTEGER NOT NULL, step INTEGER NOT NULL);
-CREATE TABLE channel(id INTEGER PRIMARY KEY, name TEXT NOT NULL, schema_json TEXT NOT NULL, max_span_ns INTEGER NOT NULL);
+CREATE TABLE channel(id INTEGER PRIMARY KEY, name TEXT NOT NULL, schema_json TEXT NOT NULL);
+CREATE TABLE span(channel INTEGER PRIMARY KEY, max_ns INTEGER NOT NULL);
 CREATE TABLE string(id INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE TABLE chunk(id INTEGER PRIMARY KEY, channel INTEGER NOT NULL, origin TEXT NOT NULL, t0 INTEGER NOT NULL,
     t1 INTEGER NOT NULL, n INTEGER NOT NULL, codec INTEGER NOT NULL, data BLOB NOT NULL);
@@ -62,8 +63,10 @@ CREATE TABLE rollup(id INTEGER PRIMARY KEY, channel INTEGER NOT NULL, level INTE
 CREATE INDEX rollup_t1 ON rollup(channel, level, t1);
 CREATE TABLE mark(id INTEGER PRIMARY KEY, t0 INTEGER NOT NULL, t1 INTEGER NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL);
 """
+"""`span` holds the longest chunk of each channel. It is apart from `channel` because it grows: a description that is
+never written again stays on the first pages, where a copy that was cut off still has it."""
 
-TABLES = frozenset({"session", "clock", "channel", "string", "chunk", "rollup", "mark"})
+TABLES = frozenset({"session", "clock", "channel", "span", "string", "chunk", "rollup", "mark"})
 
 
 class RecordingError(Exception):

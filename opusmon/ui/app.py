@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.filter import DimFilter, LineFilter
 from textual.screen import Screen
 
 from opusmon.session import Session
@@ -78,7 +80,18 @@ class OpusmonApp(App[None]):
             self.theme_problems.append(f"no theme is named {wanted!r}; `opusmon themes` lists them")
         if self.session.warning or self.theme_problems:
             self.call_after_refresh(self._say_problems)
+        if not self.is_headless:
+            # A lost ssh connection or a polite kill closes the file as `q` does.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.run_worker(self.session.run(), name="session", exit_on_error=True)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's filters without the one that mixes dim colours: terminals dim by themselves.
+
+        It runs over every line of the bounding box of what changed, ten times the lines that did.
+        """
+        return [filter for filter in super().get_line_filters() if not isinstance(filter, DimFilter)]
 
     def _say_problems(self) -> None:
         first, *others = [*filter(None, [self.session.warning]), *self.theme_problems]

@@ -26,18 +26,18 @@ PANE_KEYS = (
 )
 OTHER_KEYS = (
     ("c", "what watching costs"),
-    (":", "command palette (also ctrl+p), themes among them"),
+    (":", "command palette, themes too (also ctrl+p)"),
     ("?", "this help"),
     ("escape", "close what is on top"),
-    ("q", "quit (ctrl+q and ctrl+c too, also while typing)"),
+    ("q", "quit (ctrl+q, ctrl+c: also while typing)"),
 )
 WORDS = (
-    ("--", "missing; the line at the foot of the pane says why. Zero is a measured zero"),
-    ("HBM bw", "share of the memory bandwidth, by NVML's GPM counters (Hopper and newer)"),
-    ("mem busy", "share of time in which memory was used at all; not a bandwidth"),
+    ("--", "missing: the foot of the pane says why; zero is a measured zero"),
+    ("HBM bw", "share of the memory bandwidth, by GPM counters (Hopper up)"),
+    ("mem busy", "share of time in which memory was used; not a bandwidth"),
     ("occ", "warps resident of the most possible"),
     ("!  !!", "worth a look, needs a person"),
-    ("stale", "the newest value is older than two and a half intervals"),
+    ("stale", "the newest value is older than 2.5 intervals"),
 )
 
 
