@@ -58,7 +58,10 @@ GPU = Channel(
             "throttle_sw_thermal_ns", "<f8", "ns", "time held back by the software thermal limit, cumulative"
         ),
         Field(
-            "throttle_hw_thermal_ns", "<f8", "ns", "time held back by the hardware thermal limit, cumulative"
+            "throttle_hw_thermal_ns",
+            "<f8",
+            "ns",
+            "time held back by the hardware thermal limit, cumulative; read every 5 s, each tick while it is active",
         ),
         Field(
             "throttle_brake_ns",
@@ -130,7 +133,7 @@ NVLINK = Channel(
         ),
     ),
     key=("gpu", "link"),
-    help="One row per NVLink link per tick.",
+    help="One row per NVLink link per tick; without GPM four links a tick, in turn.",
 )
 
 GPU_PROCESS = Channel(
@@ -159,7 +162,7 @@ GPU_EVENT = Channel(
         Field(
             "kind",
             "<u4",
-            help="xid, lost, back, throttle_on, throttle_off, ecc, remap, link_down, link_up, ...",
+            help="xid, lost, back, throttle_on, throttle_off, ecc, remap, link_down, link_up, link_errors, ...",
             text=True,
         ),
         Field("code", "<f8", "", "the XID, the throttle bits, the link, or the count, by kind"),

@@ -137,10 +137,23 @@ def _watching(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     stream.add_argument("--only", required=True, metavar="COLLECTOR", help="gpu")
     stream.add_argument("--interval", default="1s", metavar="TIME", help="sampling interval (default 1s)")
+    _pids(stream)
     stream.add_argument("--compress", action="store_true", help="for a network")
 
 
+def _pids(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pid",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="watch only this process (repeatable)",
+    )
+
+
 def _collecting(parser: argparse.ArgumentParser) -> None:
+    _pids(parser)
     parser.add_argument(
         "--only", metavar="NAMES", default="", help="collectors to run, comma-separated (gpu)"
     )
@@ -227,6 +240,7 @@ def _live(args: argparse.Namespace) -> int:
 
 def _record(args: argparse.Namespace) -> int:
     import asyncio
+    import contextlib
     import signal
 
     from opusmon.session import record
@@ -246,7 +260,8 @@ def _record(args: argparse.Namespace) -> int:
         task = asyncio.ensure_future(record(session, duration_s, report))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     state = session.recording
     if state is not None:
@@ -281,6 +296,7 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
         path=path,
         keep_window=keep_window,
         interval_ns=interval_ns,
+        pids=args.pid,
         retain_ns=parse_duration(args.retain),
         retain_b=_size_b(args.retain_size),
         process=process,
@@ -294,7 +310,7 @@ def _stream(args: argparse.Namespace) -> int:
 
     if args.only not in collectors.REGISTRY:
         raise CliError(f"no collector is named {args.only!r}; there is {', '.join(collectors.REGISTRY)}")
-    status = serve(args.only, parse_duration(args.interval), compress=args.compress)
+    status = serve(args.only, parse_duration(args.interval), pids=args.pid, compress=args.compress)
     # A thread that is stuck in a driver call must not keep this process: leave without waiting for threads.
     os._exit(status)
 

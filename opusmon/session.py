@@ -29,6 +29,7 @@ from opusmon.worker import WorkerSource
 RETAIN_NS = 24 * 3600 * NS
 RETAIN_B = 2 * 1024**3
 _FOLLOW_S = 0.5
+_REPORT_S = 1.0
 
 
 class NothingToWatch(Exception):  # noqa: N818  (it reads as what happened)
@@ -92,6 +93,7 @@ class LiveSession:
         path: file to record into; None records nothing.
         keep_window: hold rows in memory for a screen.
         interval_ns: sampling interval of polled collectors.
+        pids: processes to watch, all of them when empty.
         process: name of this process in `cost` rows.
 
     Raises:
@@ -109,6 +111,7 @@ class LiveSession:
         path: Path | None,
         keep_window: bool = True,
         interval_ns: int = NS,
+        pids: Sequence[int] = (),
         retain_ns: int | None = RETAIN_NS,
         retain_b: int | None = RETAIN_B,
         process: str = "screen",
@@ -133,7 +136,8 @@ class LiveSession:
             self._store = Recording.open(path) if keep_window and not self.recorder.warning else None
         self.window = Window(self.strings, self.anchors, channels=ALL, store=self._store)
         sources: list[Source] = [
-            WorkerSource(name, self.strings, clock, interval_ns=interval_ns) for name in plan.runnable
+            WorkerSource(name, self.strings, clock, interval_ns=interval_ns, pids=pids)
+            for name in plan.runnable
         ]
         sources.append(SelfCost(self.strings, clock, process))
         self.source = LiveSource(sources, self.strings, clock, absent=plan.absent)
@@ -239,12 +243,19 @@ Session = LiveSession | ReplaySession
 
 
 async def record(session: LiveSession, duration_s: float | None, report: Callable[[], None]) -> None:
-    """Run a headless session until the time is over or it is cancelled; `report` is called every 10 s."""
+    """Run a headless session until the time is over or it is cancelled; `report` is called each second.
+
+    Raises:
+        NothingToWatch: every collector has said that it cannot run.
+    """
     pump = asyncio.create_task(session.run())
     deadline = time.monotonic() + duration_s if duration_s is not None else None
     try:
         while not pump.done():
-            left = 10.0 if deadline is None else min(10.0, deadline - time.monotonic())
+            gone = session.source.gave_up()
+            if gone:
+                raise NothingToWatch(gone)
+            left = _REPORT_S if deadline is None else min(_REPORT_S, deadline - time.monotonic())
             if left <= 0:
                 return
             await asyncio.wait({pump}, timeout=left)

@@ -74,6 +74,17 @@ class LiveSource:
             {channel.name: channel for source in self._sources for channel in source.channels}.values()
         )
 
+    def gave_up(self) -> str:
+        """Why nothing will come: the reasons, once every source that watches the host says it cannot run."""
+        watching = [source.name for source in self._sources if source.name != "cost"]
+        held = [self._held.get(name) for name in watching]
+        if not held or any(status is None or status.state != "unavailable" for status in held):
+            return ""
+        reasons = (
+            f"{status.collector}: {status.reason}. {status.remedy}".strip(". ") for status in held if status
+        )
+        return "; ".join(reasons)
+
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches of all sources as they come, until closed."""
         tasks = [asyncio.create_task(self._keyframes())]

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from opusmon.channels import BY_NAME
 from opusmon.clock import Clock, SystemClock
 from opusmon.collectors import load
-from opusmon.collectors.base import Status, Unavailable, status_batch
+from opusmon.collectors.base import Collector, Status, Unavailable, status_batch
 from opusmon.schema import Batch, Channel, StringTable
 from opusmon.wire import Decoder, Encoder, WireError
 
@@ -54,6 +54,7 @@ class WorkerSource:
         strings: the session's table; the child's text ids are translated into it.
         argv: the child's command line; by default this interpreter running `opusmon stream`.
         origin: host the rows come from, "" for this one.
+        pids: processes to watch, all of them when empty.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class WorkerSource:
         env: Mapping[str, str] | None = None,
         origin: str = "",
         interval_ns: int = 1_000_000_000,
+        pids: Sequence[int] = (),
         silent_s: float = SILENT_S,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
@@ -73,7 +75,7 @@ class WorkerSource:
         self.strings = strings
         self.channels: Sequence[Channel] = tuple(BY_NAME.values())
         self._clock = clock
-        self._argv = list(argv) or child_argv(name, interval_ns)
+        self._argv = list(argv) or child_argv(name, interval_ns, pids)
         self._env = dict(env) if env is not None else None
         self._origin = origin
         self._silent_s = silent_s
@@ -146,9 +148,9 @@ class WorkerSource:
         return status_batch(self._clock.now(), [Status(self.name, state, reason)], self.strings)
 
 
-def child_argv(name: str, interval_ns: int) -> list[str]:
+def child_argv(name: str, interval_ns: int, pids: Sequence[int] = ()) -> list[str]:
     """Command line of a child that streams one collector from this host."""
-    return [
+    argv = [
         sys.executable,
         "-m",
         "opusmon",
@@ -158,6 +160,7 @@ def child_argv(name: str, interval_ns: int) -> list[str]:
         "--interval",
         f"{interval_ns / 1e9:g}s",
     ]
+    return [*argv, *(word for pid in pids for word in ("--pid", str(pid)))]
 
 
 async def _drain(stream: asyncio.StreamReader | None, into: bytearray) -> None:
@@ -187,7 +190,7 @@ async def _let_go(child: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
-def serve(name: str, interval_ns: int, *, compress: bool = False) -> int:
+def serve(name: str, interval_ns: int, *, pids: Sequence[int] = (), compress: bool = False) -> int:
     """Run one collector and write its batches to stdout as frames, until stdin ends. The child's side.
 
     Returns:
@@ -200,7 +203,8 @@ def serve(name: str, interval_ns: int, *, compress: bool = False) -> int:
     encoder = Encoder(strings, compress=compress)
     _write(out, encoder.hello(socket.gethostname()))
     try:
-        asyncio.run(_serve(name, interval_ns, encoder, strings, out))
+        collector = load(name)(strings, SystemClock(), interval_ns, frozenset(pids))
+        asyncio.run(_serve(collector, encoder, out))
     except SourceLost as lost:
         _write(out, encoder.unavailable(lost.why.reason, lost.why.remedy))
         return 1
@@ -209,10 +213,9 @@ def serve(name: str, interval_ns: int, *, compress: bool = False) -> int:
     return 0
 
 
-async def _serve(name: str, interval_ns: int, encoder: Encoder, strings: StringTable, out: int) -> None:
+async def _serve(collector: Collector, encoder: Encoder, out: int) -> None:
     why = None
     try:
-        collector = load(name)(strings, SystemClock(), interval_ns)
         pump = asyncio.create_task(_pump(collector.batches(), encoder, out))
         gone = asyncio.create_task(_stdin_closed())
         done, pending = await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,10 @@ from opusmon.window import Window
 EVENT_KINDS = {
     "xid": "xid",
     "lost": "critical",
+    "unavailable": "critical",
+    "recovery": "warning",
     "link_down": "warning",
+    "link_errors": "warning",
     "ecc": "warning",
     "remap": "warning",
     "back": "restart",

@@ -81,7 +81,7 @@ def read_for(fd, seconds, pid=None):
     return count, peak
 
 
-def measure(argv, env, seconds, needle):
+def measure(argv, env, seconds, needles):
     """Run a program in a pty; returns its figures."""
     began = time.monotonic()
     pid, fd = pty.fork()
@@ -89,13 +89,13 @@ def measure(argv, env, seconds, needle):
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         os.execvpe(argv[0], argv, env)
     seen = b""
-    first = float("nan")
-    while time.monotonic() - began < 10:
+    when = dict.fromkeys(needles, float("nan"))
+    while time.monotonic() - began < 10 and not all(needle in seen for needle in needles):
         if select.select([fd], [], [], 0.2)[0]:
             seen += os.read(fd, 65536)
-        if needle in seen:
-            first = time.monotonic() - began
-            break
+        for needle in needles:
+            if needle in seen and when[needle] != when[needle]:
+                when[needle] = time.monotonic() - began
     read_for(fd, 6)
     pids = tree(pid)
     before, at = cpu_s(pids), time.monotonic()
@@ -105,7 +105,13 @@ def measure(argv, env, seconds, needle):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(fd)
-    return {"cpu_pct": 100 * used / elapsed, "pss_mb": peak, "tty_bps": count / elapsed, "first_s": first}
+    return {
+        "cpu_pct": 100 * used / elapsed,
+        "pss_mb": peak,
+        "tty_bps": count / elapsed,
+        "frame_s": when[needles[0]],
+        "data_s": when[needles[1]],
+    }
 
 
 def vary(stub, gpus, stop):
@@ -143,15 +149,15 @@ def main():
             "XDG_STATE_HOME": folder,
         }
         programs = {
-            "opusmon": ([sys.executable, "-m", "opusmon"], b"HBM"),
-            "nvitop": ([str(Path(sys.executable).parent / "nvitop"), "-m", "full"], b"H200"),
+            "opusmon": ([sys.executable, "-m", "opusmon"], (b"latency", b"GiB")),
+            "nvitop": ([str(Path(sys.executable).parent / "nvitop"), "-m", "full"], (b"NVITOP", b"H200")),
         }
         figures = {name: [] for name in programs}
         stop = threading.Event()
         threading.Thread(target=vary, args=(stub, args.gpus, stop), daemon=True).start()
         for _ in range(args.rounds):
-            for name, (argv, needle) in programs.items():
-                figures[name].append(measure(argv, env, args.seconds, needle))
+            for name, (argv, needles) in programs.items():
+                figures[name].append(measure(argv, env, args.seconds, needles))
         stop.set()
     print(f"{args.gpus} GPUs, 160x50, {args.rounds} rounds of {args.seconds:g} s; medians")
     medians = {
@@ -160,7 +166,7 @@ def main():
     }
     for name, row in medians.items():
         print(f"{name:8}  cpu {row['cpu_pct']:5.2f} % of a core  pss {row['pss_mb']:6.1f} MB  "
-              f"tty {row['tty_bps']:7.0f} B/s  first frame {row['first_s']:.2f} s")  # fmt: skip
+              f"tty {row['tty_bps']:7.0f} B/s  first frame {row['frame_s']:.2f} s  first data {row['data_s']:.2f} s")  # fmt: skip
     ours, theirs = medians["opusmon"], medians["nvitop"]
     print("ratio     " + "  ".join(f"{key} {ours[key] / theirs[key]:.2f}" for key in ours))
 

@@ -147,10 +147,12 @@ def test_hanging_init_is_named(stub: Stub) -> None:
     assert "nvmlInitWithFlags" in status["reason"]
 
 
-def test_same_xid_twice_is_two_events(stub: Stub) -> None:
+def test_same_xid_twice_is_two_events(stub: Stub, tmp_path: Path) -> None:
     stub.configure(devices=2)
-    with Child(stub.env(), **FAST) as child:
-        child.wait("gpu", gpu=1)
+    log = tmp_path / "calls"
+    with Child(stub.log(log), **FAST) as child:
+        # the thread that waits for events registers first, after the first rows
+        child.wait("gpu", lambda r: log.read_text().count("nvmlDeviceRegisterEvents") == 2)
         stub.event(1, 31)
         first = child.wait("gpu_event", kind="xid")
         stub.event(1, 31)

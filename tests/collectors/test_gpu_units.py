@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import math
 import struct
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +21,11 @@ from hypothesis import strategies as st
 from opusmon.channels import KEYFRAME_NS
 from opusmon.collectors.gpu import probe, throttle, xid
 from opusmon.collectors.gpu.board import Board
-from opusmon.collectors.gpu.fields import NA_CODE, NO_NUMBER_CODE, decode
+from opusmon.collectors.gpu.counters import KIB, WENT_BACK, CounterRate
+from opusmon.collectors.gpu.crew import Crew
+from opusmon.collectors.gpu.fields import NA_CODE, NO_NUMBER_CODE, FieldReader, decode
 from opusmon.collectors.gpu.gpm import link_metric, screen
 from opusmon.collectors.gpu.limits import NO_NUMBER, REFUSED, UNAVAILABLE, bounded, percent
-from opusmon.collectors.gpu.links import KIB, WENT_BACK, CounterRate
 from opusmon.collectors.gpu.memory import unified_memory
 from opusmon.collectors.gpu.nvml import Missing, Nvml, missing
 from opusmon.collectors.gpu.processes import OUTSIDE, Users, mean_shares, process_name
@@ -74,10 +78,8 @@ def test_screen_keeps_zeros_of_a_filled_window() -> None:
     ],
 )
 def test_decode_by_value_type(kind: int, layout: str, value: float) -> None:
-    raw = np.frombuffer(struct.pack(layout, value).ljust(8, b"\0"), "<u8")
-    values, codes, _ = decode(raw, np.array([kind], "<u4"), np.array([0], "<i4"))
-    assert values[0] == value
-    assert codes[0] == 0
+    raw = int.from_bytes(struct.pack(layout, value), "little")
+    assert decode(kind, 0, raw) == (value, 0)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +90,20 @@ def test_decode_by_value_type(kind: int, layout: str, value: float) -> None:
         (3, 0xFFFFFFFF, NA_CODE),
         (4, 0xFFFFFFFFFFFFFFFF, NO_NUMBER_CODE),
         (0, 0x7FF8000000000000, NO_NUMBER_CODE),
+        (5, 0xFFFFFFFF, NO_NUMBER_CODE),
+        (99, 7, NO_NUMBER_CODE),
     ],
 )
 def test_decode_refuses_sentinels(kind: int, raw: int, code: int) -> None:
-    values, codes, _ = decode(np.array([raw], "<u8"), np.array([kind], "<u4"), np.array([0], "<i4"))
-    assert math.isnan(values[0])
-    assert codes[0] == code
+    value, found = decode(kind, 0, raw)
+    assert math.isnan(value)
+    assert found == code
+
+
+def test_decode_passes_the_drivers_code_on() -> None:
+    value, code = decode(3, 3, 17)
+    assert math.isnan(value)
+    assert code == 3
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=40), st.integers(1, 10**10))
@@ -265,3 +275,76 @@ def test_importing_and_probing_does_not_import_pynvml() -> None:
         "sys.exit('pynvml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_job_that_hangs_holds_up_no_other_and_one_thread_does_the_rest() -> None:
+    crew, release = Crew("test", asyncio.get_running_loop(), patience_s=0.01), threading.Event()
+    seen: list[str] = []
+
+    def note(word: str) -> str:
+        seen.append(threading.current_thread().name)
+        return word
+
+    calm = crew.post([partial(note, "a"), partial(note, "b"), partial(note, "c")])
+    assert await calm.wait(5)
+    assert [job.result() for job in calm.jobs] == ["a", "b", "c"]
+    assert set(seen) == {"test-1"}
+    mixed = crew.post([partial(note, "d"), partial(release.wait, 5), partial(note, "e"), partial(note, "f")])
+    try:
+        assert not await mixed.wait(0.2)
+        assert [job.done for job in mixed.jobs] == [True, False, True, True]
+        assert crew.size == 2
+    finally:
+        release.set()
+    assert await mixed.wait(5)
+    crew.close()
+
+
+async def test_a_job_that_fails_says_so_where_its_result_is_asked_for() -> None:
+    crew = Crew("test", asyncio.get_running_loop())
+    both = crew.post([lambda: 1 // 0, lambda: 7])
+    assert await both.wait(5)
+    with pytest.raises(ZeroDivisionError):
+        both.jobs[0].result()
+    assert both.jobs[1].result() == 7
+    assert crew.run_last(lambda: None, 5)
+    crew.close()
+
+
+async def test_the_loop_wakes_once_per_round() -> None:
+    crew = Crew("test", asyncio.get_running_loop())
+    woken = 0
+    loop = asyncio.get_running_loop()
+    plain = loop.call_soon_threadsafe
+
+    def count(*args):
+        nonlocal woken
+        woken += 1
+        return plain(*args)
+
+    loop.call_soon_threadsafe = count
+    assert await crew.post([lambda: None] * 8).wait(5)
+    crew.close()
+    assert woken == 1
+
+
+def test_one_call_never_asks_for_more_than_eight_expensive_fields() -> None:
+    entry = type(
+        "Entry",
+        (ctypes.Structure,),
+        {
+            "_fields_": [
+                ("fieldId", ctypes.c_uint32),
+                ("scopeId", ctypes.c_uint32),
+                ("timestamp", ctypes.c_int64),
+                ("latencyUsec", ctypes.c_int64),
+                ("valueType", ctypes.c_uint32),
+                ("nvmlReturn", ctypes.c_uint32),
+                ("value", ctypes.c_uint64),
+            ]
+        },
+    )
+    nvml = SimpleNamespace(module=SimpleNamespace(c_nvmlFieldValue_t=entry))
+    FieldReader(nvml, None, {"a": [(138, n) for n in range(8)], "b": [(164, n) for n in range(36)]})
+    with pytest.raises(ValueError, match="more than 8"):
+        FieldReader(nvml, None, {"a": [(161, n) for n in range(9)]})

@@ -3,6 +3,7 @@
 The configuration file is read again whenever it is replaced, so faults come and go while a program runs. Lines:
 
     devices N | profile h200|b200|a100|ada|gb10|mig | driver VERSION
+    costs real|load             calls take as long as on an idle H200, or one with its memory busy
     set GPU KEY VALUE           power temp mem_temp sm_clock mem_clock gpu_busy mem_busy mask mem_total mem_used
                                 bus_width power_limit ecc_corrected ecc_uncorrected remapped_c remapped_u
                                 remap_pending remap_failed event_mask mig gpm zero_total
@@ -13,6 +14,9 @@ The configuration file is read again whenever it is replaced, so faults come and
     mig GPU GI CI MEM_TOTAL MEM_USED                a MIG device
     event SEQ GPU TYPE VALUE [GI]                   an event, delivered once
     fault CALL GPU return RC | hang | delay US | sentinel | nan
+
+NVML_STUB_LOG names a file to which each call but event waits is written: name, GPU, and for field values ID:SCOPE each.
+The NVLink counters answer scope 4294967295 (all links) with their sum, on b200 not at all.
 
 GPU is an index or `*`; CALL is a C function name or `*` (every call on a device).
 """
@@ -105,6 +109,10 @@ class Stub:
         """Deliver an event (an XID unless `kind` says otherwise) to whoever waits."""
         self._events += 1
         self.add(f"event {self._events} {gpu} {kind} {value}")
+
+    def log(self, path: Path) -> dict[str, str]:
+        """As `env`, and calls are written to `path`."""
+        return {**self.env(), "NVML_STUB_LOG": str(path)}
 
     def env(self) -> dict[str, str]:
         """Environment for a program that should see the stub; the current one with two variables changed."""

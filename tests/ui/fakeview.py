@@ -9,17 +9,25 @@ import numpy as np
 from opusmon.channels import BY_NAME
 from opusmon.clock import NS, Anchor, Anchors
 from opusmon.schema import StringTable
+from opusmon.ui.glyphs import ASCII
+from opusmon.ui.panes.base import Frame, PaneState, Size
+from opusmon.ui.panes.gpu import GpuPane
+from opusmon.ui.text import plain
 
 T0 = 1_000 * NS
 """Monotonic start of the sessions."""
+END = T0 + 60 * NS
+"""Time of the last row of a session of one minute."""
 NAN = math.nan
 GIB = 1024**3
+PANE = GpuPane()
 
 
 class FakeView:
     """Rows by channel name; the queries are written out plainly, row by row."""
 
     def __init__(self, *, wall_ns: int | None = None) -> None:
+        self.version = 0
         self.channels = {}
         self.strings = StringTable()
         self.anchors = Anchors([Anchor(0, wall_ns)] if wall_ns is not None else [])
@@ -37,6 +45,7 @@ class FakeView:
         assert not fields, f"{channel} has no {sorted(fields)}"
         self._records.setdefault(channel, []).append(row)
         self._arrays.pop(channel, None)
+        self.version += 1
 
     def rows(self, channel: str) -> np.ndarray:
         if channel not in self._arrays:
@@ -201,3 +210,76 @@ def add_processes(view: FakeView, t: int, gpus: int, *, each: int = 1) -> None:
                 mem_b=(95.1 - 3 * gpu - number) * GIB,
                 sm_pct=84 - gpu,
             )
+
+
+def frame(view, width=80, height=17, *, t=None, glyphs=ASCII, span_ns=60 * NS, **state):
+    return Frame(view, end_of() if t is None else t, span_ns, Size(width, height), glyphs, PaneState(**state))
+
+
+def render(view, *args, **options):
+    return [plain(line).rstrip() for line in PANE.render(frame(view, *args, **options))]
+
+
+def text(view, *args, **options):
+    return "\n".join(render(view, *args, **options))
+
+
+def styles_of(view, words, *args, **options):
+    """Styles of the spans that hold `words`."""
+    lines = PANE.render(frame(view, *args, **options))
+    return {style for line in lines for part, style in line if words in part}
+
+
+def single(**changes):
+    """One GPU, one row, at the end of the session."""
+    return session(1, seconds=60, **changes)
+
+
+def troubled():
+    """Four GPUs: one hot and capped, one lost, one with broken links and missing numbers, one with an XID; MIG."""
+    view = session(4)
+    t = END + NS // 10
+    hot = {
+        "throttle_mask": 0x5,
+        "hbm_bw_pct": 97.5,
+        "hbm_bw_bps": 4.68e12,
+        "temp_c": 88,
+        "mem_used_b": 139.0 * GIB,
+    }
+    view.add("gpu", t, gpu=0, **gpu_fields(**hot))
+    view.add(
+        "gpu", t, gpu=2, **gpu_fields(throttle_mask=0x48, hbm_bw_pct=NAN, hbm_bw_bps=NAN, sm_util_pct=NAN)
+    )
+    view.add("nvlink", t, gpu=2, **link_fields(7, state=0))
+    view.add("nvlink", t, gpu=2, **link_fields(9, replay_errors=11))
+    view.add("gpu_event", t, gpu=1, gi=-1, kind="lost", detail="fell off the bus")
+    view.add("gpu_event", END - 5 * NS, gpu=3, gi=-1, kind="xid", code=79, detail="off the bus")
+    view.add("gpu", t, gpu=3, **gpu_fields(gi=1, mem_total_b=16 * GIB, mem_used_b=4 * GIB, power_mw=NAN))
+    add_status(view, scope="gpu 1", state="error", reason="GPU is lost", remedy="reset it or reboot")
+    add_status(view, field="mem_temp_c", state="not_supported", reason="not measured on this GPU")
+    view.add(
+        "gpu_process",
+        END,
+        gpu=0,
+        gi=-1,
+        pid=1,
+        name="\x1b[31m日本語\x1b]0;t\x07 \u202eevil",
+        user="ü",
+        kind="",
+        mem_b=5,
+    )
+    return view
+
+
+def add_status(view, t=END, *, channel="gpu", field="", scope="", state="error", reason="", remedy=""):
+    view.add(
+        "status",
+        t,
+        collector="gpu",
+        channel=channel,
+        field=field,
+        scope=scope,
+        state=state,
+        reason=reason,
+        remedy=remedy,
+    )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from opusmon.ui.glyphs import ASCII, BLOCK, BRAILLE, BY_NAME
 from opusmon.ui.text import line_cells, plain
-from opusmon.ui.widgets.chart import bar, chart, fractions, resample, spark, strip
+from opusmon.ui.widgets.chart import bar, chart, fractions, resample, spark, sparks, strip
 
 NAN = math.nan
 
@@ -116,3 +116,23 @@ def test_a_higher_value_never_shows_less(name):
         heights.append(ink)
     assert heights == sorted(heights)
     assert heights[0] > 0
+
+
+@given(
+    st.lists(st.lists(st.floats(-10, 110) | st.just(NAN), min_size=7, max_size=7), min_size=1, max_size=5),
+    st.integers(1, 12),
+    st.sampled_from(list(BY_NAME)),
+)
+def test_many_sparks_are_each_the_first_row_of_its_chart(series, width, name):
+    drawn = sparks(np.array(series), width, 0, 100, BY_NAME[name])
+    assert drawn == [plain(chart(values, width, 1, 0, 100, BY_NAME[name])[0]) for values in series]
+
+
+def test_braille_area_cells_have_the_dots_of_their_columns():
+    # left 1 to 4 dots with an empty right column, then the other way round; dot bits from the Unicode chart
+    left = [chr(0x2800 + bits) for bits in (0x40, 0x44, 0x46, 0x47)]
+    right = [chr(0x2800 + bits) for bits in (0x80, 0xA0, 0xB0, 0xB8)]
+    values = [share for level in (25, 50, 75, 100) for share in (level, NAN)]
+    assert list(plain(chart(values, 4, 1, 0, 100, BRAILLE)[0])) == left
+    values = [share for level in (25, 50, 75, 100) for share in (NAN, level)]
+    assert list(plain(chart(values, 4, 1, 0, 100, BRAILLE)[0])) == right

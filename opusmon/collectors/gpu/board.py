@@ -28,6 +28,8 @@ class Board:
     def update(self, owner: str, now: Mapping[Key, Missing]) -> None:
         """Replace all reasons of an owner; what changed or mended is said at the next `due`."""
         before = self._said.get(owner, {})
+        if before == now:
+            return
         for key, why in now.items():
             if before.get(key) != why:
                 self._fresh.append(self._status(key, why))

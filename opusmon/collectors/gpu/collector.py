@@ -1,4 +1,4 @@
-"""The GPU collector: devices in NVML order, each on its own thread, gathered once per tick."""
+"""The GPU collector: devices in NVML order, gathered once per tick; one that hangs holds up no other."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from opusmon.clock import NS, Clock
 from opusmon.collectors.base import Status, Tick, Unavailable, every, status_batch
 from opusmon.collectors.gpu.board import Board
 from opusmon.collectors.gpu.cost import CostMeter
+from opusmon.collectors.gpu.crew import Crew, Job, Round
 from opusmon.collectors.gpu.device import Device, Surroundings
 from opusmon.collectors.gpu.events import Waiter
 from opusmon.collectors.gpu.gpm import MIN_WINDOW_NS
-from opusmon.collectors.gpu.lane import Lane
 from opusmon.collectors.gpu.nvml import (
     FACILITY_LOST,
     CollectorUnavailable,
@@ -64,11 +64,10 @@ class Cadence:
 
 @dataclass(slots=True)
 class Seat:
-    """A device, its thread and what it said last."""
+    """A device, the poll in progress and what it said last."""
 
     device: Device
-    lane: Lane
-    job: asyncio.Future[Reading] | None = None
+    job: Job | None = None
     facts: tuple[DeviceFacts, ...] = ()
     facts_at: int = 0
     polled_at: int = 0
@@ -118,7 +117,8 @@ class GpuCollector:
             CollectorUnavailable: NVML cannot be used, or stopped working as a whole.
         """
         self._module = load()
-        self._control = Lane("gpu-control", asyncio.get_running_loop(), self._clock)
+        self._crew = Crew("gpu", asyncio.get_running_loop())
+        self._counting: Round | None = None
         self._edge = Nvml(self._module)
         self._cost = CostMeter(self.name, self._clock, self._cadence.slow_ns, self._interval_ns)
         self._waiter: Waiter | None = None
@@ -135,13 +135,12 @@ class GpuCollector:
 
     async def _started(self) -> AsyncIterator[Batch]:
         """Initialise; while the driver keeps us waiting, say so."""
-        job = self._control.submit(self._initialise)
-        while not job.done():
-            await asyncio.wait([job], timeout=STALE_NS / NS)
-            if not job.done() and (stale := self._stale(self._edge)):
+        start_up = self._crew.post([self._initialise])
+        while not await start_up.wait(STALE_NS / NS):
+            if stale := self._stale(self._edge):
                 self._board.add("control", ("", "", ""), stale)
                 yield status_batch(self._clock.now(), self._board.due(self._clock.now()), self.strings)
-        self._around, count = job.result()
+        self._around, count = start_up.jobs[0].result()
         self._board.update("control", {})
         self._seat(count)
         self._counted_at = self._clock.now()
@@ -150,7 +149,7 @@ class GpuCollector:
         await asyncio.sleep(MIN_INTERVAL_NS / NS)
 
     def _initialise(self) -> tuple[Surroundings, int]:
-        """On the control thread: load the library, count devices, begin to wait for events."""
+        """On a thread of the crew: load the library, count devices, begin to wait for events."""
         start(self._edge)
         count = self._edge.call("nvmlDeviceGetCount")
         if isinstance(count, Missing):
@@ -187,26 +186,16 @@ class GpuCollector:
         return batches
 
     def _seat(self, count: int) -> None:
-        loop = asyncio.get_running_loop()
         for index in range(len(self._seats), count):
-            device = Device(Nvml(self._module), index, self._around)
-            self._seats.append(Seat(device, Lane(f"gpu-{index}", loop, self._clock)))
+            self._seats.append(Seat(Device(Nvml(self._module), index, self._around)))
 
     def _close(self) -> None:
         """End promptly: threads inside the driver are left behind, and then so is the library."""
-        hung = [seat for seat in self._seats if not seat.lane.free]
-        for seat in self._seats:
-            if seat.job is not None and seat.job.done():
-                seat.job.exception()  # seen: the first failure is the one that is raised
-        for lane in (self._control, *(seat.lane for seat in self._seats)):
-            lane.close()
+        busy = self._edge.current is not None or any(seat.job and not seat.job.done for seat in self._seats)
         quiet = self._waiter is None or self._waiter.close(1.0)
-        if hung or not quiet or not self._control.free or self._waiter is None:
-            return
-        last = Lane("gpu-shutdown", asyncio.get_running_loop(), self._clock)
-        last.submit(self._shut_down)
-        last.close()
-        last.join(1.0)
+        if quiet and not busy and self._waiter is not None:
+            self._crew.run_last(self._shut_down, 1.0)
+        self._crew.close()
 
     def _shut_down(self) -> None:
         for seat in self._seats:
@@ -225,36 +214,38 @@ class GpuCollector:
     async def _gather(self, tick: Tick) -> list[Batch]:
         """Poll every free device and collect what is ready by the deadline; late answers come with the next tick."""
         readings = self._ready()
-        jobs = self._submit()
+        polls = self._submit()
         deadline_s = (tick.due + self._interval_ns // 2 - self._clock.now()) / NS
-        if jobs:
-            await asyncio.wait(jobs, timeout=max(deadline_s, 0.05))
+        if polls is not None:
+            await polls.wait(max(deadline_s, 0.05))
         readings += self._ready()
         self._note_stale()
         self._turns += 1
         return self._batches(readings)
 
-    def _submit(self) -> list[asyncio.Future[Reading]]:
-        """Hand every device whose last poll has returned its next one; slow reads are spread over the ticks."""
+    def _submit(self) -> Round | None:
+        """Have every device whose last poll has returned polled; slow reads are spread over the ticks."""
         slow_every = max(1, round(self._cadence.slow_ns / self._interval_ns))
         now = self._clock.now()
-        jobs = []
-        for seat in self._seats:
-            if not seat.lane.free or seat.job is not None or now - seat.polled_at < MIN_WINDOW_NS:
-                continue
-            slow = (self._turns + seat.device.index) % slow_every == 0
-            seat.polled_at = now
-            seat.job = seat.lane.submit(partial(seat.device.turn, slow))
-            jobs.append(seat.job)
-        return jobs
+        free = [s for s in self._seats if s.job is None and now - s.polled_at >= MIN_WINDOW_NS]
+        if not free:
+            return None
+        turns = [
+            partial(seat.device.turn, (self._turns + seat.device.index) % slow_every == 0) for seat in free
+        ]
+        polls = self._crew.post(turns)
+        for seat, job in zip(free, polls.jobs, strict=True):
+            seat.polled_at, seat.job = now, job
+        return polls
 
     def _ready(self) -> list[Reading]:
         return [reading for seat in self._seats if (reading := self._take(seat)) is not None]
 
     def _take(self, seat: Seat) -> Reading | None:
-        if seat.job is None or not seat.job.done():
+        if seat.job is None or not seat.job.done:
             return None
-        reading, seat.job = seat.job.result(), None
+        reading: Reading = seat.job.result()
+        seat.job = None
         fatal = reading.codes & FACILITY_LOST
         if fatal:
             raise CollectorUnavailable(why_not(missing(min(fatal), "NVML"), self._edge))
@@ -268,14 +259,15 @@ class GpuCollector:
     async def _recount(self) -> None:
         """Every 30 s: devices that appeared or are no longer listed."""
         now = self._clock.now()
-        if now - self._counted_at < self._cadence.reprobe_ns or not self._control.free:
+        if now - self._counted_at < self._cadence.reprobe_ns or (self._counting and not self._counting.done):
             return
         self._counted_at = now
-        job = self._control.submit(lambda: self._edge.call("nvmlDeviceGetCount"))
-        await asyncio.wait([job], timeout=self._interval_ns / 4 / NS)
-        if not job.done() or isinstance(job.result(), Missing):
+        self._counting = self._crew.post([lambda: self._edge.call("nvmlDeviceGetCount")])
+        if not await self._counting.wait(self._interval_ns / 4 / NS):
             return
-        count = job.result()
+        count = self._counting.jobs[0].result()
+        if isinstance(count, Missing):
+            return
         self._seat(count)
         for seat in self._seats:
             seat.device.listed = seat.device.index < count
@@ -310,7 +302,9 @@ class GpuCollector:
         reasons: dict[Key, Missing] = {}
         if self._waiter is not None:
             why = self._stale(self._waiter.nvml) or self._waiter.failure
-            reasons = {("gpu_event", "", ""): why} if why else {}
+            reasons = {("gpu_event", "", scope(gpu)): no for gpu, no in self._waiter.refused.items()}
+            if why:
+                reasons["gpu_event", "", ""] = why
         self._board.update("events", reasons)
 
     # Rows

@@ -1,4 +1,4 @@
-"""One GPU: opened, polled, lost and found again. All of it runs on the device's own thread."""
+"""One GPU: opened, polled, lost and found again. Calls are made by one thread of the crew at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from opusmon.collectors.gpu.events import Waiter
 from opusmon.collectors.gpu.fields import LINK_COUNT, WHOLE, FieldReader
 from opusmon.collectors.gpu.gpm import gpm_support
 from opusmon.collectors.gpu.limits import MAX_CLOCK_MHZ, MAX_POWER_MW, bounded
-from opusmon.collectors.gpu.links import NO_LINKS, Links, link_count, slow_groups
+from opusmon.collectors.gpu.link_traffic import LinkRates
+from opusmon.collectors.gpu.links import NO_LINKS, Links, link_count
 from opusmon.collectors.gpu.memory import Memory, is_unified, read_memory, unified_memory
 from opusmon.collectors.gpu.mig import (
     Instance,
@@ -25,15 +26,14 @@ from opusmon.collectors.gpu.mig import (
 )
 from opusmon.collectors.gpu.nvml import LOST, Missing, Nvml
 from opusmon.collectors.gpu.processes import Processes, Users
-from opusmon.collectors.gpu.rates import Answers, LinkRates, RateSource
+from opusmon.collectors.gpu.rates import RateSource
 from opusmon.collectors.gpu.reading import DeviceFacts, Event, GpuRow, Key, Reading, scope
 from opusmon.collectors.gpu.sensors import (
     CLOCK_MEM,
     CLOCK_SM,
     ERROR_COLUMNS,
-    FIELD_GROUPS,
+    SensorFields,
     bandwidth_bps,
-    put_fields,
     read_errors,
     read_sensors,
 )
@@ -91,6 +91,7 @@ class Device:
         self._open = False
         self._tried_at = 0
         self._slow_seen = False
+        self._registered = False
         self._mask: int | None = None
         self._errors: dict[str, float | Missing] = {}
         self._instances: list[Instance] = []
@@ -156,6 +157,7 @@ class Device:
         """Note that the device is gone; an event when that is new and not a matter of permission."""
         t, first = self._around.clock.now(), self.lost is None
         self.lost, self._open, self._slow_seen, self._mask = why, False, False, None
+        self._registered = False
         reading = Reading(missing=self._lost_reasons())
         if first and why.state != "no_permission":
             reading.events = [Event(t, self.index, WHOLE_GPU, "lost", float(why.code), why.reason)]
@@ -183,9 +185,6 @@ class Device:
         self._open_readers()
         self._instances = []
         self._look_at_mig(first=True)
-        failed = self._around.waiter.register(nvml, handle, self.index)
-        if failed is not None:
-            self._static_missing["gpu_event", "", scope(self.index)] = failed
 
     def _text(self, field: str, value: str | Missing) -> str:
         if isinstance(value, Missing):
@@ -197,15 +196,14 @@ class Device:
         nvml, handle = self.nvml, self._handle
         count = FieldReader(nvml, handle, {"links": [(LINK_COUNT, WHOLE)]}).read()
         links = 0 if isinstance(count, Missing) else link_count(count["links"].one(0, "link count"))
-        self._links = Links(self.index, links)
+        self._link_count = links
+        self._links = Links(nvml, handle, self.index, links) if links else None
         if not links:
             self._static_missing["nvlink", "", scope(self.index)] = NO_LINKS
-        self._rates = RateSource(nvml, handle, self._links, self._gpm_missing, self._around.clock)
+        self._fields = SensorFields(nvml, handle)
+        self._rates = RateSource(nvml, handle, links, self._gpm_missing, self._around.clock)
         self._sources = [self._rates]
-        groups = FIELD_GROUPS | self._rates.groups
-        self._fast_reader = FieldReader(nvml, handle, groups)
-        self._slow_reader = FieldReader(nvml, handle, groups | slow_groups(links))
-        self._rates.seed(self._fast_reader.read())
+        self._rates.seed()
 
     # Polling
 
@@ -214,29 +212,37 @@ class Device:
         row = GpuRow(self.index)
         put_memory(row, self._memory())
         read_sensors(nvml, self._handle, row, self._mig)
-        answers = (self._slow_reader if slow else self._fast_reader).read()
-        put_fields(answers, row)
-        rates = self._rates.read(row, answers, clock.now())
+        self._fields.read(row, slow=slow)
+        dt_ns, rates = self._rates.read(row)
         row.put("hbm_bw_bps", bandwidth_bps(row, self._bus_width))
         reading = Reading()
         if slow:
-            self._read_slow(answers, reading)
+            self._read_slow(reading)
         for name, value in self._errors.items():
             row.put(name, value)
+        if self._links is not None:
+            reading.events += self._links.turn(clock.now(), slow=slow)
         t = clock.now()
         if nvml.codes & LOST or nvml.good == 0:
             return self._lose(self._whole_failure(row))
-        reading.gpu = [row.record(t, rates.dt_ns), *self._instance_records(reading)]
+        reading.gpu = [row.record(t, dt_ns), *self._instance_records(reading)]
         reading.events += self._throttle_events(row, t)
         reading.missing |= self._static_missing | row.reasons() | self._processes.missing
-        if self._links.count:
-            self._add_links(reading, rates, t)
+        if self._links is not None:
+            self._add_links(reading, self._links, rates, t)
+        self._want_events()
         return reading
 
-    def _add_links(self, reading: Reading, rates: LinkRates, t: int) -> None:
+    def _want_events(self) -> None:
+        """Ask for events once there are rows: the driver takes up to a second over it."""
+        if not self._registered:
+            self._around.waiter.register(self._handle, self.index)
+            self._registered = True
+
+    def _add_links(self, reading: Reading, links: Links, rates: LinkRates, t: int) -> None:
         where = scope(self.index)
-        reading.nvlink = self._links.rows(t, rates.tx, rates.rx)
-        reading.missing |= self._links.missing
+        reading.nvlink = links.rows(t, rates)
+        reading.missing |= links.missing
         reading.missing |= {("nvlink", name, where): why for name, why in rates.missing.items()}
 
     def _memory(self) -> Memory | Missing:
@@ -249,13 +255,11 @@ class Device:
 
     # Every few seconds
 
-    def _read_slow(self, answers: Answers, reading: Reading) -> None:
+    def _read_slow(self, reading: Reading) -> None:
         around, t = self._around, self._around.clock.now()
         before, self._errors = self._errors, read_errors(self.nvml, self._handle)
         if self._slow_seen:
             reading.events += error_events(self.index, t, before, self._errors)
-        if not isinstance(answers, Missing) and self._links.count:
-            reading.events += self._links.update(answers, t)
         reading.events += self._look_at_mig(first=False)
         mig = [(instance.gi, instance.handle) for instance in self._instances]
         reading.processes = self._processes.read(self._handle, mig, t, around.slow_ns)
@@ -321,7 +325,7 @@ class Device:
             power_limit_mw=self._number("power_limit_mw", limit),
             max_sm_clock_mhz=self._number("max_sm_clock_mhz", self._max_sm_clock),
             max_mem_clock_mhz=self._number("max_mem_clock_mhz", self._max_mem_clock),
-            links=float(self._links.count),
+            links=float(self._link_count),
             gpm=gpm,
             mig=float(self._mig),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -70,34 +71,30 @@ class Waiter:
     Attributes:
         nvml: for a watcher: the call in progress.
         failure: why waiting does not work at the moment, None when it does.
+        refused: why the events of a device cannot be had, by device index; never changed in place.
     """
 
     def __init__(self, nvml: Nvml, clock: Clock) -> None:
         self.nvml = nvml
         self.failure: Missing | None = None
         self._clock = clock
+        self.refused: Mapping[int, Missing] = {}
         self._gpus: dict[int, int] = {}
+        self._wanted: SimpleQueue[tuple[Any, int]] = SimpleQueue()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpu-events", daemon=True)
+        self._out = nvml.module.c_nvmlEventData_t()
+        self._out_at = ctypes.byref(self._out)
         self._set: Any = nvml.call("nvmlEventSetCreate")
         if isinstance(self._set, Missing):
             self.failure = self._set
         else:
             self._thread.start()
 
-    def register(self, nvml: Nvml, handle: Any, gpu: int) -> Missing | None:
-        """Ask for the events of a device; None when that worked. `nvml` is the edge of the calling thread."""
-        if isinstance(self._set, Missing):
-            return self._set
-        supported = nvml.call("nvmlDeviceGetSupportedEventTypes", handle)
-        if isinstance(supported, Missing):
-            return supported
-        if not supported & XID:
-            return Missing("not_supported", "this GPU or driver reports no XID events")
-        self._gpus[address(handle)] = gpu
-        failed = nvml.call("nvmlDeviceRegisterEvents", handle, supported & WANTED, self._set)
-        return failed if isinstance(failed, Missing) else None
+    def register(self, handle: Any, gpu: int) -> None:
+        """Ask for the events of a device; the waiting thread does it, for it takes the driver up to a second."""
+        self._wanted.put((handle, gpu))
 
     def drain(self) -> list[Event]:
         """Events since the last call."""
@@ -121,10 +118,11 @@ class Waiter:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            answer = self.nvml.call("nvmlEventSetWait_v2", self._set, WAIT_MS)
-            if not isinstance(answer, Missing):
+            wait_ms = 0 if self._register_next() else WAIT_MS
+            answer = self.nvml.call_c("nvmlEventSetWait_v2", self._set, self._out_at, wait_ms)
+            if answer is None:
                 self.failure = None
-                self._events.put(self._event(answer))
+                self._events.put(self._event(self._out))
             elif answer.code == TIMEOUT:
                 self.failure = None
             else:
@@ -132,6 +130,27 @@ class Waiter:
                 if answer.code in FACILITY_LOST:
                     return
                 self._stop.wait(WAIT_MS / 1000)
+
+    def _register_next(self) -> bool:
+        """Register one of the devices asked for; whether there was one."""
+        try:
+            handle, gpu = self._wanted.get_nowait()
+        except Empty:
+            return False
+        failed = self._register(handle, gpu)
+        others = {index: why for index, why in self.refused.items() if index != gpu}
+        self.refused = others if failed is None else {**others, gpu: failed}
+        return True
+
+    def _register(self, handle: Any, gpu: int) -> Missing | None:
+        supported = self.nvml.call("nvmlDeviceGetSupportedEventTypes", handle)
+        if isinstance(supported, Missing):
+            return supported
+        if not supported & XID:
+            return Missing("not_supported", "this GPU or driver reports no XID events")
+        self._gpus[address(handle)] = gpu
+        failed = self.nvml.call("nvmlDeviceRegisterEvents", handle, supported & WANTED, self._set)
+        return failed if isinstance(failed, Missing) else None
 
     def _event(self, answer: Any) -> Event:
         t = self._clock.now()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from opusmon.collectors.gpu.limits import NO_NUMBER, UNAVAILABLE
+from opusmon.collectors.gpu.limits import NO_NUMBER, NOT_AVAILABLE, UNAVAILABLE
 from opusmon.collectors.gpu.nvml import Missing, Nvml, missing
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-Codes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 # Field ids are our own numbers: in some releases of nvidia-ml-py constants are one-element tuples.
 THROTTLE_POWER, THROTTLE_SYNC, THROTTLE_SW_THERMAL, THROTTLE_HW_THERMAL, THROTTLE_BRAKE = (
@@ -40,25 +41,37 @@ NARROW_TYPES = (1, 5, 6)
 WHOLE = 0
 """Scope of fields that have none."""
 
+ALL_LINKS = 0xFFFFFFFF
+"""Scope of NVLink counters that answers their sum over the links, at the price of one or two entries."""
+
+EXPENSIVE = frozenset(
+    {THROTTLE_HW_THERMAL, THROTTLE_BRAKE, LINK_DATA_TX, LINK_DATA_RX, 140, 141}
+    | {LINK_REPLAY, LINK_RECOVERY, LINK_CRC, LINK5_RCV_ERRORS, LINK5_RECOVERY, LINK5_RETRY_BLOCKS}
+)
+"""Fields that cost 1 ms each, 2 ms while the memory is busy (H200, driver 580.159); others cost 1 to 10 us."""
+
+MOST_EXPENSIVE = 8
+"""Expensive entries that one call may have, so that none blocks for 20 ms."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldGroup:
     """Answers to a group of ids.
 
     Attributes:
-        values: float64, shape (n,), NaN where the code is not 0.
-        codes: int64, shape (n,): nvmlReturn of each entry, or `NA_CODE`, `NO_NUMBER_CODE`.
-        types: int64, shape (n,): nvmlValueType of each entry.
+        values: one per id, NaN where the code is not 0.
+        codes: nvmlReturn of each entry, or `NA_CODE`, `NO_NUMBER_CODE`.
+        types: nvmlValueType of each entry.
     """
 
-    values: Floats
-    codes: Codes
-    types: Codes
+    values: list[float]
+    codes: list[int]
+    types: list[int]
 
     def one(self, place: int, field: str) -> float | Missing:
         """A single entry; `field` names it in the reason."""
-        code = int(self.codes[place])
-        return entry_missing(code, field) if code else float(self.values[place])
+        code = self.codes[place]
+        return entry_missing(code, field) if code else self.values[place]
 
 
 def entry_missing(code: int, field: str) -> Missing:
@@ -71,77 +84,95 @@ def entry_missing(code: int, field: str) -> Missing:
 
 
 class FieldReader:
-    """Asks one device for groups of field ids.
+    """Asks one device for groups of field ids in one call.
 
     Args:
         nvml: the edge of the calling thread.
         handle: device handle.
         groups: name -> sequence of (field id, scope id); the scope is the link for NVLink fields.
+
+    Raises:
+        ValueError: more than `MOST_EXPENSIVE` of the ids are expensive.
     """
 
     def __init__(self, nvml: Nvml, handle: Any, groups: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         wanted = [pair for pairs in groups.values() for pair in pairs]
-        struct = nvml.module.c_nvmlFieldValue_t
+        if sum(field in EXPENSIVE for field, _ in wanted) > MOST_EXPENSIVE:
+            raise ValueError(f"one call would ask for more than {MOST_EXPENSIVE} expensive fields")
+        kind = nvml.module.c_nvmlFieldValue_t
         # One entry more than asked for: some drivers write past the end on NVLink fields.
-        self._array = (struct * (len(wanted) + 1))()
+        self._array = (kind * (len(wanted) + 1))()
         for entry, (field, scope) in zip(self._array, wanted, strict=False):
             entry.fieldId, entry.scopeId = field, scope
         layout = np.dtype(
             {
-                "names": ["type", "code", "value"],
-                "formats": ["<u4", "<i4", "<u8"],
-                "offsets": [struct.valueType.offset, struct.nvmlReturn.offset, struct.value.offset],
-                "itemsize": ctypes.sizeof(struct),
+                "names": ["scope", "type", "code", "value"],
+                "formats": ["<u4", "<u4", "<i4", "<u8"],
+                "offsets": [
+                    kind.scopeId.offset,
+                    kind.valueType.offset,
+                    kind.nvmlReturn.offset,
+                    kind.value.offset,
+                ],
+                "itemsize": ctypes.sizeof(kind),
             }
         )
         self._view = np.frombuffer(self._array, dtype=layout, count=len(wanted))
-        self._slices: dict[str, slice] = {}
+        self._places: list[tuple[str, slice]] = []
         begin = 0
         for name, pairs in groups.items():
-            self._slices[name] = slice(begin, begin + len(pairs))
+            self._places.append((name, slice(begin, begin + len(pairs))))
             begin += len(pairs)
         self._args = (handle, ctypes.c_int32(len(wanted)), ctypes.byref(self._array))
         self._nvml = nvml
+
+    def aim(self, scope: int) -> None:
+        """Ask for the same ids in another scope from now on."""
+        self._view["scope"] = scope
 
     def read(self) -> dict[str, FieldGroup] | Missing:
         """Answers by group, or why the call as a whole failed."""
         failed = self._nvml.call_c("nvmlDeviceGetFieldValues", *self._args)
         if failed is not None:
             return failed
-        values, codes, types = decode(self._view["value"], self._view["type"], self._view["code"])
-        return {name: FieldGroup(values[at], codes[at], types[at]) for name, at in self._slices.items()}
+        entries = self._view.tolist()
+        types = [kind for _, kind, _, _ in entries]
+        pairs = [decode(kind, code, raw) for _, kind, code, raw in entries]
+        values, codes = [value for value, _ in pairs], [code for _, code in pairs]
+        return {name: FieldGroup(values[at], codes[at], types[at]) for name, at in self._places}
 
 
-def decode(
-    raw: np.ndarray[Any, np.dtype[np.uint64]], types: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]
-) -> tuple[Floats, Codes, Codes]:
-    """Turn the union of each entry into a float64 according to its nvmlValueType.
+_DOUBLE, _U32, _U64, _U64_TOO, _I64, _I32, _U16 = range(7)
+"""nvmlValueType."""
+
+_CONVERSIONS: dict[int, Callable[[int], float]] = {
+    _DOUBLE: lambda raw: float(struct.unpack("<d", raw.to_bytes(8, "little"))[0]),
+    _U32: lambda raw: float(raw & 0xFFFFFFFF),
+    _U64: float,
+    _U64_TOO: float,
+    _I64: lambda raw: float(raw - (raw >> 63 << 64)),
+    _I32: lambda raw: float((raw & 0xFFFFFFFF) - ((raw >> 31 & 1) << 32)),
+    _U16: lambda raw: float(raw & 0xFFFF),
+}
+
+
+def decode(kind: int, code: int, raw: int) -> tuple[float, int]:
+    """Value and code of one entry. Plain Python: a tick reads four entries, for which arrays cost more.
 
     Args:
-        raw: the 8 bytes of the unions, shape (n,).
-        types: nvmlValueType, shape (n,); 0 double, 1 u32, 2 and 3 u64, 4 i64, 5 i32, 6 u16.
-        codes: nvmlReturn, shape (n,).
+        kind: nvmlValueType.
+        code: nvmlReturn.
+        raw: the 8 bytes of the union.
 
     Returns:
-        values, codes and types as described in `FieldGroup`.
+        The value, NaN when there is none, and the code as `FieldGroup` has it.
     """
-    words = np.ascontiguousarray(raw)
-    kinds = np.clip(types.astype(np.int64), 0, 6)
-    low = words.astype(np.uint32)
-    readings = np.empty((7, len(words)))
-    readings[0] = words.view(np.float64)
-    readings[1] = low
-    readings[2] = readings[3] = words
-    readings[4] = words.view(np.int64)
-    readings[5] = low.view(np.int32)
-    readings[6] = low.astype(np.uint16)
-    values = readings[kinds, np.arange(len(words))]
-    out = codes.astype(np.int64)
-    sentinel = np.where(
-        kinds == 1, low == 0xFFFFFFFF, ((kinds == 2) | (kinds == 3)) & (words >= 0xFFFFFFFFFFFFFFFF)
-    )
-    sentinel |= ((kinds == 2) | (kinds == 3)) & (words == 0xFFFFFFFF)
-    out[(out == 0) & sentinel] = NA_CODE
-    out[(out == 0) & ~((values >= 0) & (values < np.inf))] = NO_NUMBER_CODE
-    values[out != 0] = np.nan
-    return values, out, kinds
+    if code:
+        return math.nan, code
+    if (kind == _U32 and raw & 0xFFFFFFFF == 0xFFFFFFFF) or (
+        kind in (_U64, _U64_TOO) and raw in NOT_AVAILABLE
+    ):
+        return math.nan, NA_CODE
+    convert = _CONVERSIONS.get(kind)
+    value = math.nan if convert is None else convert(raw)
+    return (value, 0) if 0 <= value < math.inf else (math.nan, NO_NUMBER_CODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,24 @@ Memory = dict[str, float | Missing]
 """mem_total_b, mem_used_b and mem_reserved_b."""
 
 
+class _MemoryV2(ctypes.Structure):
+    """nvmlMemory_v2_t."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("reserved", ctypes.c_uint64),
+        ("free", ctypes.c_uint64),
+        ("used", ctypes.c_uint64),
+    )
+
+
 def read_memory(nvml: Nvml, handle: Any) -> Memory | Missing:
     """Memory of a device or MIG device as NVML tells it; `Missing` when it tells nothing usable."""
-    info = nvml.call("nvmlDeviceGetMemoryInfo", handle, MEMORY_V2)
-    if isinstance(info, Missing) and info.code in (FUNCTION_NOT_FOUND, 25):
-        return _read_v1(nvml, handle)
-    if isinstance(info, Missing):
-        return info
+    info = _MemoryV2(MEMORY_V2)
+    failed = nvml.call_c("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(info))
+    if failed is not None:
+        return _read_v1(nvml, handle) if failed.code in (FUNCTION_NOT_FOUND, 25) else failed
     if info.total == 0:
         return _no_total()
     if {info.total, info.used} & NOT_AVAILABLE or info.used > info.total:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.metadata
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +126,8 @@ class Nvml:
         self.current: tuple[str, int] | None = None
         self.codes: set[int] = set()
         self.good = 0
+        self._u32, self._u64 = ctypes.c_uint32(), ctypes.c_uint64()
+        self._u32_out, self._u64_out = ctypes.byref(self._u32), ctypes.byref(self._u64)
         self._error: type[Exception] = module.NVMLError
         self._mismatch: type[Exception] = getattr(module, "NVMLLibraryMismatchError", module.NVMLError)
 
@@ -176,6 +177,16 @@ class Nvml:
             return self._failed(code, name)
         self.good += 1
         return None
+
+    def u32(self, name: str, *args: Any) -> int | Missing:
+        """Call a C function that ends with a pointer to an unsigned int; what it wrote there."""
+        failed = self.call_c(name, *args, self._u32_out)
+        return int(self._u32.value) if failed is None else failed
+
+    def u64(self, name: str, *args: Any) -> int | Missing:
+        """Call a C function that ends with a pointer to 64 bits; what it wrote there."""
+        failed = self.call_c(name, *args, self._u64_out)
+        return int(self._u64.value) if failed is None else failed
 
     def first(self, names: tuple[str, ...], *args: Any) -> Any:
         """The first of several functions that this driver has; the answer of the last one otherwise."""
@@ -228,9 +239,11 @@ def _shadow_version(module: Any) -> str:
     own = getattr(module, "__version__", None)
     if own:
         return str(own)
+    from importlib import metadata  # a megabyte that only this message needs
+
     try:
-        return importlib.metadata.version("pynvml")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("pynvml")
+    except metadata.PackageNotFoundError:
         return "?"
 
 

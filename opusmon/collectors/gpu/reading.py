@@ -49,7 +49,8 @@ class GpuRow:
             self.values.pop(name, None)
         else:
             self.values[name] = value
-            self.missing.pop(name, None)
+            if self.missing:
+                self.missing.pop(name, None)
 
     def record(self, t: int, dt_ns: int) -> tuple[Any, ...]:
         """The row in column order."""
@@ -58,6 +59,8 @@ class GpuRow:
 
     def reasons(self) -> dict[Key, Missing]:
         """`missing` with status keys."""
+        if not self.missing:
+            return {}
         where = scope(self.gpu, self.gi)
         return {("gpu", name, where): why for name, why in self.missing.items()}
 

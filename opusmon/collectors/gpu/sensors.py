@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from opusmon.collectors.gpu import fields as f
-from opusmon.collectors.gpu.fields import FieldGroup
+from opusmon.collectors.gpu.fields import FieldGroup, FieldReader
 from opusmon.collectors.gpu.limits import (
     MAX_CLOCK_MHZ,
     MAX_POWER_MW,
@@ -15,7 +16,7 @@ from opusmon.collectors.gpu.limits import (
     bounded,
     percent,
 )
-from opusmon.collectors.gpu.nvml import NOT_SUPPORTED, Missing, Nvml
+from opusmon.collectors.gpu.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Missing, Nvml
 from opusmon.collectors.gpu.reading import GpuRow
 
 CLOCK_SM, CLOCK_MEM = 1, 2
@@ -26,17 +27,21 @@ MAX_MASK = 2.0**32 - 2
 
 MIG_UTILIZATION = Missing("not_supported", "not available while MIG is on: see the rows of its GPU instances")
 
-THROTTLE_FIELDS = {
+CHEAP_THROTTLE = {
     "throttle_power_ns": f.THROTTLE_POWER,
     "throttle_sync_ns": f.THROTTLE_SYNC,
     "throttle_sw_thermal_ns": f.THROTTLE_SW_THERMAL,
+}
+DEAR_THROTTLE = {
     "throttle_hw_thermal_ns": f.THROTTLE_HW_THERMAL,
     "throttle_brake_ns": f.THROTTLE_BRAKE,
 }
-FIELD_GROUPS = {
-    "throttle": [(number, f.WHOLE) for number in THROTTLE_FIELDS.values()],
-    "mem_temp": [(f.MEM_TEMP, f.WHOLE)],
-}
+"""A millisecond each; nearly always 0."""
+
+THROTTLE_FIELDS = CHEAP_THROTTLE | DEAR_THROTTLE
+HARDWARE_REASONS = 0x8 | 0x40 | 0x80
+"""Clocks event reasons under which the dear counters run: hardware slowdown, thermal limit, power brake."""
+
 ERROR_COLUMNS = (
     "ecc_corrected",
     "ecc_uncorrected",
@@ -49,18 +54,33 @@ ERROR_COLUMNS = (
 
 def read_sensors(nvml: Nvml, handle: Any, row: GpuRow, mig: bool) -> None:
     """Fill what single calls answer."""
-    row.put("sm_clock_mhz", bounded(nvml.call("nvmlDeviceGetClockInfo", handle, CLOCK_SM), MAX_CLOCK_MHZ))
-    row.put("mem_clock_mhz", bounded(nvml.call("nvmlDeviceGetClockInfo", handle, CLOCK_MEM), MAX_CLOCK_MHZ))
-    row.put("power_mw", bounded(nvml.call("nvmlDeviceGetPowerUsage", handle), MAX_POWER_MW))
-    row.put("temp_c", bounded(nvml.call("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU), MAX_TEMP_C))
-    row.put("throttle_mask", bounded(nvml.first(REASONS, handle), MAX_MASK))
+    row.put("sm_clock_mhz", bounded(nvml.u32("nvmlDeviceGetClockInfo", handle, CLOCK_SM), MAX_CLOCK_MHZ))
+    row.put("mem_clock_mhz", bounded(nvml.u32("nvmlDeviceGetClockInfo", handle, CLOCK_MEM), MAX_CLOCK_MHZ))
+    row.put("power_mw", bounded(nvml.u32("nvmlDeviceGetPowerUsage", handle), MAX_POWER_MW))
+    row.put("temp_c", bounded(nvml.u32("nvmlDeviceGetTemperature", handle, TEMPERATURE_GPU), MAX_TEMP_C))
+    row.put("throttle_mask", bounded(_reasons(nvml, handle), MAX_MASK))
     _read_utilization(nvml, handle, row, mig)
 
 
+def _reasons(nvml: Nvml, handle: Any) -> int | Missing:
+    """Clocks event reasons, by the function's name of this driver."""
+    answer = nvml.u64(REASONS[0], handle)
+    if isinstance(answer, Missing) and answer.code == FUNCTION_NOT_FOUND:
+        return nvml.u64(REASONS[1], handle)
+    return answer
+
+
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t."""
+
+    _fields_ = (("gpu", ctypes.c_uint32), ("memory", ctypes.c_uint32))
+
+
 def _read_utilization(nvml: Nvml, handle: Any, row: GpuRow, mig: bool) -> None:
-    rates = nvml.call("nvmlDeviceGetUtilizationRates", handle)
-    if isinstance(rates, Missing):
-        why = MIG_UTILIZATION if mig and rates.code == NOT_SUPPORTED else rates
+    rates = _Utilization()
+    failed = nvml.call_c("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
+    if failed is not None:
+        why = MIG_UTILIZATION if mig and failed.code == NOT_SUPPORTED else failed
         row.put("gpu_busy_pct", why)
         row.put("mem_busy_pct", why)
         return
@@ -68,15 +88,43 @@ def _read_utilization(nvml: Nvml, handle: Any, row: GpuRow, mig: bool) -> None:
     row.put("mem_busy_pct", percent(rates.memory))
 
 
-def put_fields(groups: Mapping[str, FieldGroup] | Missing, row: GpuRow) -> None:
-    """Fill what field values answer."""
-    if isinstance(groups, Missing):
-        for name in (*THROTTLE_FIELDS, "mem_temp_c"):
-            row.put(name, groups)
-        return
-    for place, name in enumerate(THROTTLE_FIELDS):
-        row.put(name, bounded(groups["throttle"].one(place, name), math.inf))
-    row.put("mem_temp_c", bounded(groups["mem_temp"].one(0, "mem_temp_c"), MAX_TEMP_C))
+class SensorFields:
+    """What only field values tell: times held back, memory temperature.
+
+    Args:
+        nvml: the edge of the calling thread.
+        handle: device handle.
+    """
+
+    def __init__(self, nvml: Nvml, handle: Any) -> None:
+        throttle = [(number, f.WHOLE) for number in CHEAP_THROTTLE.values()]
+        self._cheap = FieldReader(nvml, handle, {"throttle": throttle, "mem_temp": [(f.MEM_TEMP, f.WHOLE)]})
+        self._dear = FieldReader(
+            nvml, handle, {"throttle": [(number, f.WHOLE) for number in DEAR_THROTTLE.values()]}
+        )
+        self._last: dict[str, float | Missing] = {}
+
+    def read(self, row: GpuRow, *, slow: bool) -> None:
+        """Fill the row; the dear counters anew when `slow` or while the hardware holds the clocks back."""
+        groups = self._cheap.read()
+        _put_times(row, CHEAP_THROTTLE, groups)
+        temp = groups if isinstance(groups, Missing) else groups["mem_temp"].one(0, "mem_temp_c")
+        row.put("mem_temp_c", bounded(temp, MAX_TEMP_C))
+        held_back = int(row.values.get("throttle_mask", 0)) & HARDWARE_REASONS
+        if slow or held_back or not self._last:
+            _put_times(row, DEAR_THROTTLE, self._dear.read())
+            self._last = {
+                name: row.missing.get(name, row.values.get(name, math.nan)) for name in DEAR_THROTTLE
+            }
+        else:
+            for name, value in self._last.items():
+                row.put(name, value)
+
+
+def _put_times(row: GpuRow, names: Iterable[str], groups: Mapping[str, FieldGroup] | Missing) -> None:
+    for place, name in enumerate(names):
+        value = groups if isinstance(groups, Missing) else groups["throttle"].one(place, name)
+        row.put(name, bounded(value, math.inf))
 
 
 def read_errors(nvml: Nvml, handle: Any) -> dict[str, float | Missing]:

@@ -20,6 +20,11 @@ class View(Protocol):
     """What a pane may read; `opusmon.window.Window` is one."""
 
     @property
+    def version(self) -> int:
+        """Grows with everything that comes in; while it stays, so do the answers."""
+        ...
+
+    @property
     def channels(self) -> Mapping[str, Channel]:
         """Every channel seen so far, by name."""
         ...

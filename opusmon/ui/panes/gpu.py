@@ -11,24 +11,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from opusmon.channels import GPU
 from opusmon.ui.panes.base import Frame, first_shown
+from opusmon.ui.panes.gpu_charts import FIELDS, GUTTER_CELLS, Drawing, drawing
 from opusmon.ui.panes.gpu_detail import detail_lines
 from opusmon.ui.panes.gpu_flags import flags_line, hbm_used_pct
 from opusmon.ui.panes.gpu_process import SORTS, more_line, process_lines, read_processes
-from opusmon.ui.panes.gpu_rows import LEFT_CELLS, Drawing, bandwidth_field, block, block_lines, stale_flag
-from opusmon.ui.panes.gpu_state import Gpu, Reason, Snapshot, count_gpus, read_age, snapshot
-from opusmon.ui.panes.gpu_table import BUSY_MARK, Column, layout, table_head, table_row
-from opusmon.ui.panes.history import Floats, histories
+from opusmon.ui.panes.gpu_rows import MIN_BLOCK_CELLS, block, block_lines, number_lines, settle, stale_flag
+from opusmon.ui.panes.gpu_state import Gpu, Reason, Snapshot, bandwidth_field, snapshot
+from opusmon.ui.panes.gpu_table import BUSY_MARK, Column, history_cells, layout, table_head, table_row
 from opusmon.ui.text import Line, fit, fit_lines, join, line_cells, restyle
 from opusmon.ui.units import duration, percent, span
 
 BUSY_NOTE = f"{BUSY_MARK} share of time memory was busy, not bandwidth"
 L2_NOTE = "L2: not reported by NVML"
-MIN_BLOCK_CELLS = LEFT_CELLS + 2
+LATE_INTERVALS = 1.5
+"""A newest row older than this many intervals is worth saying in the title."""
 MAX_BLOCK_LINES = 14
-"""A taller history says nothing more."""
+"""Of the selected GPU under the table."""
 MIN_PROCESS_LINES = 3
+MIN_LISTED_LINES = 8
+"""Lines the process table gets when it is asked for, if it fills them, before the GPUs get more than one line each."""
 
 
 class GpuPane:
@@ -40,13 +42,18 @@ class GpuPane:
     sorts: ClassVar[tuple[str, ...]] = SORTS
 
     def title(self, frame: Frame) -> str:
-        """`2 gpu  NVML 1 s  age 0.4 s`; the age turns into "stale" when rows fail to come."""
-        head = f"{self.number} {self.name}"
-        age = read_age(frame)
-        if age is None:
-            return f"{head}  NVML no sample"
-        word = "stale" if age.stale else "age"
-        return f"{head}  NVML {duration(age.interval_ns)}  {word} {age.age_ns / 1e9:.1f} s"
+        """`2 gpu  NVML 1 s  history 5m`; the age of the newest row is added when rows fail to come.
+
+        It stays the same from second to second, so that the frame's edge need not be drawn anew.
+        """
+        head = f"{self.number} {self.name}  NVML"
+        known = snapshot(frame)
+        if known.age_ns is None:
+            return f"{head} no sample"
+        interval, history = _rounded(known.cadence_ns), f"history {span(frame.span_ns)}"
+        if known.age_ns <= LATE_INTERVALS * max(known.interval_ns, known.cadence_ns):
+            return f"{head} {interval}  {history}"
+        return f"{head} {interval}  {'stale' if known.stale else 'age'} {known.age_ns / 1e9:.1f} s  {history}"
 
     def render(self, frame: Frame) -> list[Line]:
         """Exactly `size.height` lines of exactly `size.width` cells."""
@@ -56,8 +63,9 @@ class GpuPane:
         known = snapshot(frame)
         foot = _foot(frame, known)
         room = height - 1 if foot and height > 2 else height
-        body = fit_lines(_body(frame, known, room), width, room)
-        return body if room == height else [*body, fit(foot, width)]
+        body = [settle(line, width) for line in _body(frame, known, room)[:room]]
+        body.extend([settle((), width)] * (room - len(body)))
+        return body if room == height else [*body, settle(foot, width)]
 
     def summary(self, frame: Frame) -> Line:
         """The worst GPU in one line: its flags first, then its bandwidth and memory."""
@@ -73,7 +81,18 @@ class GpuPane:
         """GPUs and MIG instances; the processes while those are shown."""
         if frame.state.processes:
             return len(read_processes(frame))
-        return count_gpus(frame)
+        return len(snapshot(frame).gpus)
+
+
+def _rounded(interval_ns: int) -> str:
+    """An interval as people write it: `1 s`, `250 ms`, `1.3 s`; what is within 5 % of a round number is that."""
+    digits = f"{interval_ns:.1e}"
+    scale = 10.0 ** int(digits[4:])
+    near = min(
+        (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0), key=lambda step: abs(step * scale - interval_ns)
+    )
+    exact = abs(near * scale - interval_ns) <= 0.05 * interval_ns
+    return duration(near * scale if exact else float(digits))
 
 
 def _nothing(known: Snapshot) -> str:
@@ -113,110 +132,136 @@ def _body(frame: Frame, known: Snapshot, height: int) -> list[Line]:
     if frame.state.processes:
         return _with_processes(frame, known, height)
     if frame.state.maximized:
-        gpu = known.gpus[chosen]
-        drawing = _drawing(frame, known, LEFT_CELLS, chosen)
-        return detail_lines(frame, gpu, height, known.interval_ns, drawing)
-    needed = _block_needs(known.gpus)
-    fits = frame.size.width >= MIN_BLOCK_CELLS and sum(needed) <= height
+        numbers = Drawing(frame.glyphs, {}, chosen)
+        return detail_lines(frame, known.gpus[chosen], height, known.interval_ns, numbers)
+    width = frame.size.width
+    fits = width >= MIN_BLOCK_CELLS and sum(_needs(known.gpus, width)) <= height
     if fits and not frame.state.detail:
         return _blocks(frame, known, height, chosen)
     return _table(frame, known, height, chosen)
 
 
-def _block_needs(gpus: Sequence[Gpu]) -> list[int]:
+def _needs(gpus: Sequence[Gpu], width: int, *, history: bool = True) -> list[int]:
     """Lines each entry needs in a list of blocks: a block for a device, one line for a MIG instance."""
-    return [1 if gpu.is_mig else block_lines(gpu) for gpu in gpus]
-
-
-def _drawing(frame: Frame, known: Snapshot, taken: int, selected: int) -> Drawing:
-    """Histories for as many columns as are left beside `taken` cells of numbers."""
-    fields = sorted({bandwidth_field(gpu) for gpu in known.gpus if gpu.row})
-    columns = max(frame.size.width - taken - 3, 0) * frame.glyphs.columns_per_cell
-    found = histories(frame, "gpu", fields, GPU.key, columns, known.interval_ns)
-    chosen: dict[tuple[int, int], Floats] = {}
-    for gpu in known.gpus:
-        series = found.get((gpu.gpu, gpu.gi), {})
-        if bandwidth_field(gpu) in series:
-            chosen[gpu.gpu, gpu.gi] = series[bandwidth_field(gpu)]
-    return Drawing(frame.glyphs, chosen, span(frame.span_ns), selected)
+    lines = block_lines if history else number_lines
+    return [1 if gpu.is_mig else lines(gpu, width) for gpu in gpus]
 
 
 def _blocks(frame: Frame, known: Snapshot, height: int, chosen: int) -> list[Line]:
-    """Blocks one under another; what is left goes to the processes, then to taller histories."""
-    gpus = known.gpus
-    needed = _block_needs(gpus)
+    """Blocks one under another; what is left goes to the processes, but at most half of it, and to the histories."""
+    needed = _needs(known.gpus, frame.size.width)
     spare = height - sum(needed)
     processes = read_processes(frame)
-    listed = min(len(processes) + 1, spare) if processes and spare >= MIN_PROCESS_LINES else 0
-    spare -= listed
-    devices = sum(not gpu.is_mig for gpu in gpus)
-    taller = min(spare // max(devices, 1), MAX_BLOCK_LINES - 6)
-    drawing = _drawing(frame, known, LEFT_CELLS, chosen)
-    plan = _plan(frame, gpus)
+    listed = min(len(processes) + 1, max(spare // 2, MIN_PROCESS_LINES)) if processes else 0
+    listed = listed if spare >= listed else 0
+    devices = sum(not (gpu.is_mig or gpu.gone) for gpu in known.gpus)
+    taller = (spare - listed) // max(devices, 1)
+    heights = [
+        least if gpu.is_mig or gpu.gone else least + taller
+        for gpu, least in zip(known.gpus, needed, strict=True)
+    ]
+    drawn = drawing(frame, known, GUTTER_CELLS, chosen, FIELDS)
+    lines = _stacked(frame, known, heights, drawn)
+    lines.extend([()] * min(height - len(lines) - listed, 1))
+    lines.extend(process_lines(frame, listed, processes, selectable=False))
+    return lines
+
+
+def _stacked(frame: Frame, known: Snapshot, heights: Sequence[int], drawn: Drawing) -> list[Line]:
+    """A block for every device, a table row for every MIG instance."""
+    instances = [gpu for gpu in known.gpus if gpu.is_mig]
+    plan = _plan(frame, known.gpus) if instances else []
+    drawn = drawn.with_sparks(instances, history_cells(plan))
     lines: list[Line] = []
-    for place, (gpu, least) in enumerate(zip(gpus, needed, strict=True)):
-        marked = place == chosen and len(gpus) > 1
+    for place, (gpu, tall) in enumerate(zip(known.gpus, heights, strict=True)):
+        marked = place == drawn.selected and len(known.gpus) > 1
         if gpu.is_mig:
-            lines.append(table_row(gpu, plan, drawing, selected=marked))
+            lines.append(table_row(gpu, plan, drawn, selected=marked))
         else:
-            tall = least if gpu.gone else least + taller
-            lines.extend(block(gpu, frame.size.width, tall, drawing, selected=marked))
-    if listed:
-        lines.extend([()] * min(height - len(lines) - listed, 1))
-        lines.extend(process_lines(frame, listed, processes, selectable=False))
+            lines.extend(block(gpu, frame.size.width, tall, drawn, selected=marked))
     return lines
 
 
 def _plan(frame: Frame, gpus: Sequence[Gpu]) -> list[tuple[Column, int]]:
     names = len({gpu.name for gpu in gpus if not gpu.is_mig}) > 1
-    return layout(frame.size.width - 1, names=names, mig=any(gpu.is_mig for gpu in gpus))
+    flagged = any(gpu.flags or gpu.stale for gpu in gpus)
+    return layout(frame.size.width - 1, names=names, mig=any(gpu.is_mig for gpu in gpus), flagged=flagged)
 
 
 def _table(frame: Frame, known: Snapshot, height: int, chosen: int) -> list[Line]:
-    """One line each; under them the selected one in full, or the processes, as there is room."""
-    gpus = known.gpus
-    below = block_lines(gpus[chosen]) if frame.state.detail else 0
-    if below and height - below < MIN_PROCESS_LINES:
-        return block(
-            gpus[chosen], frame.size.width, height, _drawing(frame, known, LEFT_CELLS, chosen), selected=True
+    """One line each; under them the processes, and the selected one in full where that leaves room for it."""
+    gpu, width = known.gpus[chosen], frame.size.width
+    wanted = block_lines(gpu, width)
+    kept = wanted if frame.state.detail else 0
+    if kept and height - kept < MIN_PROCESS_LINES:
+        return block(gpu, width, height, drawing(frame, known, GUTTER_CELLS, chosen, FIELDS), selected=True)
+    rows = min(len(known.gpus) + 1, height - kept)
+    spare = height - rows - kept
+    processes = read_processes(frame) if spare >= MIN_PROCESS_LINES else []
+    listed = min(spare, len(processes) + 1) if processes else 0
+    room = min(height - rows - listed, MAX_BLOCK_LINES)
+    is_open = kept or (room >= wanted and width >= MIN_BLOCK_CELLS and rows > len(known.gpus))
+    lines = _rows(frame, known, rows, chosen)
+    if is_open:
+        lines.extend(
+            block(gpu, width, room, drawing(frame, known, GUTTER_CELLS, chosen, FIELDS), selected=True)
         )
-    drawing = _drawing(frame, known, 0, chosen)
-    lines = _rows(frame, known, height - below, drawing)
-    spare = height - len(lines)
-    processes = read_processes(frame) if not below and spare >= MIN_PROCESS_LINES else []
-    if below or (not processes and spare >= block_lines(gpus[chosen]) and len(lines) > len(gpus)):
-        full = block(gpus[chosen], frame.size.width, min(spare, MAX_BLOCK_LINES), drawing, selected=True)
-        return [*lines, *full]
-    if processes:
-        room = min(spare, len(processes) + 1)
-        lines.extend([()] * min(spare - room, 1))
-        lines.extend(process_lines(frame, room, processes, selectable=False))
+    lines.extend([()] * min(height - len(lines) - listed, 1))
+    lines.extend(process_lines(frame, listed, processes, selectable=False))
     return lines
 
 
-def _rows(frame: Frame, known: Snapshot, height: int, drawing: Drawing) -> list[Line]:
+def _rows(frame: Frame, known: Snapshot, height: int, chosen: int) -> list[Line]:
     """The table of GPUs in at most `height` lines, scrolled so that the selected one is in sight."""
     gpus = known.gpus
     plan = _plan(frame, gpus)
     room = max(height - 1, 1)
     shown = room - 1 if len(gpus) > room > 1 else room
-    first = first_shown(drawing.selected, frame.state.scroll, len(gpus), shown)
+    first = first_shown(chosen, frame.state.scroll, len(gpus), shown)
     part = gpus[first : first + shown]
-    rows = [
-        table_row(gpu, plan, drawing, selected=place == drawing.selected)
-        for place, gpu in enumerate(part, first)
-    ]
+    drawn = _with_sparks(frame, known, part, plan)
+    rows = [table_row(gpu, plan, drawn, selected=place == chosen) for place, gpu in enumerate(part, first)]
     head = [table_head(plan)] if height > 1 else []
     folded = len(gpus) - len(part)
-    return [*head, *rows, *([more_line(first, folded - first)] if folded and room > 1 else [])]
+    if not folded or room <= 1:
+        return [*head, *rows]
+    hidden = (*gpus[:first], *gpus[first + shown :])
+    return [*head, *rows, _folded_line(hidden, first, frame.size.width)]
+
+
+def _folded_line(hidden: Sequence[Gpu], above: int, width: int) -> Line:
+    """How many GPUs are out of sight, and what is wrong with the worst of them."""
+    line = more_line(above, len(hidden) - above)
+    worst = max(hidden, key=_badness)
+    if worst.gone:
+        return (*line, (f"   !! {worst.gone}", "bad"))
+    if not worst.flags:
+        return line
+    line = (*line, (f"   GPU {worst.gpu} ", "label"))
+    return (*line, *flags_line(worst.flags, width - line_cells(line)))
+
+
+def _with_sparks(
+    frame: Frame, known: Snapshot, gpus: Sequence[Gpu], plan: Sequence[tuple[Column, int]]
+) -> Drawing:
+    """What table rows are drawn with: as much history as their column has room for."""
+    cells = history_cells(plan)
+    return drawing(frame, known, frame.size.width - cells, -1).with_sparks(gpus, cells)
 
 
 def _with_processes(frame: Frame, known: Snapshot, height: int) -> list[Line]:
-    """The GPUs in at most half of the lines, then every process."""
-    unselected = replace(frame, state=replace(frame.state, selected=0, scroll=0))
-    lines = _rows(unselected, known, min(len(known.gpus) + 1, height // 2), _drawing(frame, known, 0, -1))
-    lines = lines if height > 4 else []
-    lines.extend(process_lines(frame, height - len(lines), read_processes(frame), selectable=True))
+    """The GPUs by their numbers, as one line each where there is less room, then every process."""
+    width = frame.size.width
+    needed = _needs(known.gpus, width, history=False)
+    processes = read_processes(frame)
+    listed = min(len(processes) + 1, MIN_LISTED_LINES)
+    if width >= MIN_BLOCK_CELLS and sum(needed) + listed <= height:
+        lines = _stacked(frame, known, needed, Drawing(frame.glyphs, {}))
+    else:
+        unselected = replace(frame, state=replace(frame.state, selected=0, scroll=0))
+        room = min(len(known.gpus) + 1, height // 2)
+        lines = _rows(unselected, known, room, -1) if height > 4 else []
+    lines.extend(process_lines(frame, height - len(lines), processes, selectable=True))
     return lines
 
 

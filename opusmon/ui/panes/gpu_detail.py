@@ -10,9 +10,11 @@ from itertools import chain, zip_longest
 from opusmon.channels import GPU
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame
+from opusmon.ui.panes.gpu_charts import Drawing
 from opusmon.ui.panes.gpu_flags import HBM_BW_HIGH_PCT, MEM_TEMP_HIGH_C, TEMP_HIGH_C
 from opusmon.ui.panes.gpu_links import LINK_SPEED_BPS, links_matrix
-from opusmon.ui.panes.gpu_rows import Drawing, block, block_lines
+from opusmon.ui.panes.gpu_process import process_lines, read_processes
+from opusmon.ui.panes.gpu_rows import block, number_lines
 from opusmon.ui.panes.gpu_state import Gpu
 from opusmon.ui.panes.history import Floats, histories
 from opusmon.ui.text import Line, fit, spread
@@ -20,6 +22,8 @@ from opusmon.ui.widgets.chart import chart
 
 MIN_PANEL_CELLS = 38
 MIN_PANEL_LINES = 3
+MIN_ROOM_LINES = 8
+"""With less under the numbers there is no room for processes."""
 MAX_PANEL_LINES = 9
 _GAP = 2
 
@@ -65,8 +69,7 @@ def _device(field: str, scale: float, otherwise: float) -> Callable[[Gpu], float
 
 
 def _nvlink_top(gpu: Gpu) -> float:
-    speeds = [link.speed_bps for link in gpu.links if link.speed_bps > 0]
-    return sum(speeds) or max(len(gpu.links), 1) * LINK_SPEED_BPS
+    return sum(gpu.links.speed_bps) or LINKS * LINK_SPEED_BPS
 
 
 def _memory_top(gpu: Gpu) -> float:
@@ -92,13 +95,13 @@ def _megahertz(value: float) -> str:
 
 PANELS: tuple[Panel, ...] = (
     Panel("HBM bandwidth", "hbm_bw_pct", _top(100.0), _percent, HBM_BW_HIGH_PCT),
-    Panel("HBM used", "mem_used_b", _memory_top, units.size, math.inf, "series1"),
+    Panel("HBM used", "mem_used_b", _memory_top, units.size, math.inf, "series4"),
     Panel("SM utilisation", "sm_util_pct", _top(100.0), _percent),
     Panel("SM occupancy", "sm_occupancy_pct", _top(100.0), _percent),
     Panel("tensor pipes", "tensor_pct", _top(100.0), _percent),
-    Panel("power", "power_mw", _device("power_limit_mw", 1.0, POWER_MW), _watts, math.inf, "series1"),
-    Panel("temperature", "temp_c", _top(110.0), _celsius, TEMP_HIGH_C, "series1"),
-    Panel("HBM temperature", "mem_temp_c", _top(110.0), _celsius, MEM_TEMP_HIGH_C, "series1"),
+    Panel("power", "power_mw", _device("power_limit_mw", 1.0, POWER_MW), _watts, math.inf, "series4"),
+    Panel("temperature", "temp_c", _top(110.0), _celsius, TEMP_HIGH_C, "series4"),
+    Panel("HBM temperature", "mem_temp_c", _top(110.0), _celsius, MEM_TEMP_HIGH_C, "series4"),
     Panel("SM clock", "sm_clock_mhz", _device("max_sm_clock_mhz", 1.0, CLOCK_MHZ), _megahertz),
     Panel("NVLink tx", "nvlink_tx_bps", _nvlink_top, units.rate, math.inf, "series2"),
     Panel("NVLink rx", "nvlink_rx_bps", _nvlink_top, units.rate, math.inf, "series2"),
@@ -109,25 +112,42 @@ PANELS: tuple[Panel, ...] = (
 )
 
 
-def detail_lines(frame: Frame, gpu: Gpu, height: int, interval_ns: int, drawing: Drawing) -> list[Line]:
-    """The numbers of a GPU, then its histories, then its links; what does not fit is left out and said.
+def detail_lines(frame: Frame, gpu: Gpu, height: int, interval_ns: int, drawn: Drawing) -> list[Line]:
+    """The numbers of a GPU, its histories, its links, its processes; what does not fit is left out.
 
     Args:
         frame: what, when and how wide.
         gpu: the selected one.
         height: lines there are.
         interval_ns: between rows.
-        drawing: for the numbers.
+        drawn: for the numbers.
     """
     width = frame.size.width
     if gpu.gone:
-        return block(gpu, width, 1, drawing, selected=True)
-    head = block(gpu, width, block_lines(gpu), drawing, selected=True, history=False)
-    matrix = list(links_matrix(gpu, width, frame.glyphs)) if gpu.links else []
-    room = height - len(head) - len(matrix)
-    if room < MIN_PANEL_LINES:
-        matrix, room = [], height - len(head)
-    return [*head, *_panels(frame, gpu, room, interval_ns), *matrix]
+        return block(gpu, width, 1, drawn, selected=True)
+    head = block(gpu, width, min(number_lines(gpu, width), height), drawn, selected=True)
+    room = height - len(head)
+    below = _processes(frame, gpu, room)
+    room -= len(below)
+    matrix = list(links_matrix(gpu.links, width, frame.glyphs)) if len(gpu.links) else []
+    said = any(gpu.links.down) or any(gpu.links.grown)  # else the strips above say enough in a small pane
+    if room - len(matrix) < (MIN_PANEL_LINES if said else 2 * len(matrix)):
+        matrix = []
+    panels = _panels(frame, gpu, room - len(matrix), interval_ns)
+    blank: list[Line] = [()] if below and room - len(matrix) - len(panels) > 0 else []
+    return [*head, *panels, *matrix, *blank, *below]
+
+
+def _processes(frame: Frame, gpu: Gpu, room: int) -> list[Line]:
+    """The processes of a GPU in at most a quarter of the room, but at least a heading and one of them."""
+    found = [
+        process
+        for process in read_processes(frame)
+        if process.gpu == gpu.gpu and (not gpu.is_mig or process.gi == gpu.gi)
+    ]
+    if not found or room < MIN_ROOM_LINES:
+        return []
+    return list(process_lines(frame, min(len(found) + 1, max(room // 4, 2)), found, selectable=False))
 
 
 def _panels(frame: Frame, gpu: Gpu, height: int, interval_ns: int) -> list[Line]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from opusmon.ui.text import Line, Span, join, line_cells
 from opusmon.ui.units import list_some, number
@@ -54,25 +53,6 @@ class Flag:
     words: str
 
 
-class LinkLike(Protocol):
-    """What flags need of a link."""
-
-    @property
-    def number(self) -> int:
-        """Link number."""
-        ...
-
-    @property
-    def down(self) -> bool:
-        """Not usable."""
-        ...
-
-    @property
-    def errors(self) -> float:
-        """Errors counted, NaN when unknown."""
-        ...
-
-
 def throttle_flags(mask: float) -> Iterator[Flag]:
     """Flags of a clocks event reason mask, worst first; NaN and "idle" give none."""
     if not math.isfinite(mask) or mask < 0:
@@ -98,19 +78,6 @@ def gpu_flags(row: Mapping[str, float], xids: Sequence[int] = ()) -> Iterator[Fl
     if hbm_used_pct(row) > HBM_USED_HIGH_PCT:
         yield Flag(WARN, f"hbm {_floor(hbm_used_pct(row))} %")
     yield from _over(row, "hbm_bw_pct", HBM_BW_HIGH_PCT, "bw", "%")
-
-
-def link_flags(links: Sequence[LinkLike]) -> Iterator[Flag]:
-    """Flags of the links: which are down, which have counted errors."""
-    down = [link.number for link in links if link.down]
-    if down and len(down) == len(links):
-        yield Flag(WARN, f"all {len(down)} links inactive")  # no bridge fitted, or all of them failed
-    elif down:
-        yield Flag(BAD, f"link {list_some(down, 3)} down")
-    wrong = [link for link in links if link.errors > 0]
-    if wrong:
-        total = number(sum(link.errors for link in wrong), 0)
-        yield Flag(WARN, f"link {list_some([link.number for link in wrong], 3)} err {total}")
 
 
 def hbm_used_pct(row: Mapping[str, float]) -> float:

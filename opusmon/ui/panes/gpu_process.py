@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from opusmon.clock import NS
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame, first_shown
 from opusmon.ui.panes.gpu_state import LOOKBACK_NS, records
+from opusmon.ui.panes.memo import FrameMemo
 from opusmon.ui.text import Align, Line, clean, columns, fit
 
 SORTS = ("mem", "sm", "pid", "name", "user", "gpu")
@@ -44,7 +46,7 @@ _KEYS: dict[str, Callable[[Process], tuple[float | str, ...]]] = {
 }
 
 
-def read_processes(frame: Frame) -> list[Process]:
+def _read_processes(frame: Frame) -> list[Process]:
     """The processes at the playhead that pass the filter, in the order chosen."""
     rows = records(frame.view.latest("gpu_process", frame.t, LOOKBACK_NS))
     newest: dict[float, float] = {}
@@ -68,6 +70,10 @@ def read_processes(frame: Frame) -> list[Process]:
     if wanted:
         found = [item for item in found if wanted in f"{item.pid} {item.user} {item.name}".lower()]
     return sorted(found, key=_KEYS.get(frame.state.sort, _KEYS["mem"]))
+
+
+read_processes = FrameMemo(_read_processes)
+"""The processes at the playhead, read once per frame."""
 
 
 def process_lines(frame: Frame, height: int, processes: list[Process], *, selectable: bool) -> Iterator[Line]:
@@ -96,7 +102,7 @@ def process_lines(frame: Frame, height: int, processes: list[Process], *, select
     first = first_shown(frame.state.selected, frame.state.scroll, len(processes), shown) if selectable else 0
     chosen = min(frame.state.selected, len(processes) - 1) if selectable else -1
     for place, process in enumerate(processes[first : first + shown], first):
-        yield _row(process, frame, selected=place == chosen)
+        yield _row(process, frame.size.width, frame.glyphs.select if place == chosen else "")
     if folded and room > 1:
         yield more_line(first, len(processes) - first - shown)
 
@@ -112,7 +118,7 @@ def _heading(frame: Frame) -> Line:
     titles = (("pid", ">"), ("user", "<"), ("gpu", "<"), ("mem", ">"), ("sm", ">"), ("name", "<"))
     cells = [
         (_title(title, sort), width, align)
-        for (title, align), width in zip(titles, _widths(frame), strict=True)
+        for (title, align), width in zip(titles, _widths(frame.size.width), strict=True)
     ]
     note = f"filter: {clean(frame.state.filter)}" if frame.state.filter else ""
     line = ((" ", ""), *columns([(spans, width, _as_align(align)) for spans, width, align in cells]))
@@ -128,17 +134,18 @@ def _title(title: str, sort: str) -> Line:
     return ((f"{words}*", "accent"),) if title == sort else ((words, "label"),)
 
 
-def _widths(frame: Frame) -> tuple[int, ...]:
+def _widths(width: int) -> tuple[int, ...]:
     """Cells of pid, user, gpu, memory, SM share and name."""
-    room = frame.size.width - 1
+    room = width - 1
     fixed = (8, 8 if room < 100 else 12, 5, 7, 4)
     return (*fixed, max(room - sum(fixed) - len(fixed), 8))
 
 
-def _row(process: Process, frame: Frame, *, selected: bool) -> Line:
-    widths = _widths(frame)
+@lru_cache(maxsize=512)
+def _row(process: Process, width: int, mark: str) -> Line:
+    """A process in one line: drawn once, as its numbers change every five seconds only."""
+    widths = _widths(width)
     where = str(process.gpu) if process.gi < 0 else f"{process.gpu}/{process.gi}"
-    mark = (frame.glyphs.select if selected else " ", "select" if selected else "")
     name: Line = ((process.name, ""),) if process.name else (("(not visible from here)", "dim"),)
     cells: list[tuple[Line, int, Align]] = [
         (((str(process.pid), "value"),), widths[0], ">"),
@@ -148,7 +155,7 @@ def _row(process: Process, frame: Frame, *, selected: bool) -> Line:
         (((units.number(process.sm_pct, widths[4]), _style(process.sm_pct)),), widths[4], ">"),
         (fit(name, widths[5]), widths[5], "<"),
     ]
-    return (mark, *columns(cells))
+    return ((mark or " ", "select" if mark else ""), *columns(cells))
 
 
 def _style(value: float) -> str:

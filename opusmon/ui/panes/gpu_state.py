@@ -6,12 +6,24 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from opusmon.channels import KEYFRAME_NS, WHOLE_GPU
 from opusmon.clock import NS
 from opusmon.schema import Rows
 from opusmon.times import format_wall
 from opusmon.ui.panes.base import Frame, View
-from opusmon.ui.panes.gpu_flags import Flag, gpu_flags, link_flags
+from opusmon.ui.panes.gpu_flags import Flag, gpu_flags
+from opusmon.ui.panes.gpu_links import (
+    ERROR_FIELDS,
+    NO_LINKS,
+    Links,
+    any_errors,
+    error_counts,
+    link_flags,
+    read_links,
+)
+from opusmon.ui.panes.memo import FrameMemo
 from opusmon.ui.text import clean
 from opusmon.ui.units import duration
 
@@ -19,6 +31,8 @@ Record = Mapping[str, float]
 Key = tuple[int, int]
 
 LOOKBACK_NS = 10 * NS
+LINK_INTERVALS = 3
+"""Links come with the rows of their GPU, up to 144 of them at a time: no more intervals than these are searched."""
 HIDDEN_AFTER_NS = 60 * NS
 """Older rows say nothing about now and are not shown."""
 STALE_INTERVALS = 2.5
@@ -30,18 +44,6 @@ DEFAULT_INTERVAL_NS = NS
 _BAD_STATES = ("error", "unavailable", "restarting", "no_permission", "stale", "not_supported")
 """`status` states that explain a missing value, most important first."""
 _CHANNELS = frozenset({"gpu", "gpu_device", "nvlink", "gpu_process", "gpu_event"})
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One NVLink link at the playhead; rates in bytes per second, NaN where missing."""
-
-    number: int
-    tx_bps: float
-    rx_bps: float
-    speed_bps: float
-    down: bool
-    errors: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Gpu:
         unified: CPU and GPU share the memory.
         row: its newest `gpu` row; empty when there is none recent enough.
         device: its newest `gpu_device` row; empty when unknown.
-        links: by link number.
+        links: its NVLink links.
         age_ns: playhead minus time of the row; None without one.
         stale: the row is older than `STALE_INTERVALS` intervals.
         gone: "GPU 1 lost at 14:03:21", or another reason for having no row; "" when all is well.
@@ -85,7 +87,7 @@ class Gpu:
     row: Record
     device: Record
     unified: bool = False
-    links: tuple[Link, ...] = ()
+    links: Links = NO_LINKS
     age_ns: int | None = None
     stale: bool = False
     gone: str = ""
@@ -107,6 +109,17 @@ class Gpu:
         return self.gi != WHOLE_GPU
 
 
+def has_gpm(gpu: Gpu) -> bool:
+    """The device gives GPM metrics: one that is missing now is missing, and nothing else stands in for it."""
+    return gpu.device.get("gpm", math.nan) == 1
+
+
+def bandwidth_field(gpu: Gpu) -> str:
+    """`hbm_bw_pct`, or `mem_busy_pct` where the GPU only gives that (before Hopper)."""
+    only_busy = math.isnan(gpu["hbm_bw_pct"]) and not math.isnan(gpu["mem_busy_pct"])
+    return "mem_busy_pct" if only_busy and not has_gpm(gpu) else "hbm_bw_pct"
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All of it.
@@ -114,12 +127,21 @@ class Snapshot:
     Attributes:
         gpus: whole devices in NVML order, each followed by its MIG instances.
         reasons: most important first.
-        interval_ns: between rows.
+        interval_ns: between rows, the longest that any GPU needed last.
+        cadence_ns: between rows, as usual of late.
+        age_ns: playhead minus time of the newest row; None without one.
     """
 
     gpus: tuple[Gpu, ...] = ()
     reasons: tuple[Reason, ...] = ()
     interval_ns: int = DEFAULT_INTERVAL_NS
+    cadence_ns: int = DEFAULT_INTERVAL_NS
+    age_ns: int | None = None
+
+    @property
+    def stale(self) -> bool:
+        """The newest row is older than `STALE_INTERVALS` intervals."""
+        return self.age_ns is not None and self.age_ns > STALE_INTERVALS * self.interval_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +150,7 @@ class _Known:
 
     rows: Mapping[Key, Record]
     devices: Mapping[Key, Record]
-    links: Mapping[int, list[Record]]
+    links: Mapping[int, Links]
     reasons: Sequence[Reason]
     events: Sequence[Record] = field(default_factory=list)
 
@@ -139,25 +161,74 @@ def records(rows: Rows) -> list[Record]:
     return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
 
 
-def count_gpus(frame: Frame) -> int:
-    """How many entries `snapshot` has, for less."""
-    rows, devices, reasons, _ = _series(frame)
-    return len({*rows, *_expected(devices, reasons)})
-
-
-def snapshot(frame: Frame) -> Snapshot:
+def _snapshot(frame: Frame) -> Snapshot:
     """Read the view at the playhead."""
     view, t = frame.view, frame.t
     rows, devices, reasons, late = _series(frame)
-    links = _by_gpu(records(view.latest("nvlink", t, HIDDEN_AFTER_NS if late else LOOKBACK_NS)))
-    interval_ns = read_interval(rows.values())
+    interval_ns = max((int(row.get("dt_ns", 0)) for row in rows.values()), default=0) or DEFAULT_INTERVAL_NS
     stale = any(t - row["t"] > STALE_INTERVALS * interval_ns for row in rows.values())
     lookback_ns = EVENT_LOOKBACK_NS if late or stale else frame.span_ns
     events = records(view.latest("gpu_event", t, lookback_ns))
-    known = _Known(rows, devices, links, reasons, events)
+    known = _Known(
+        rows,
+        devices,
+        _all_links(frame, HIDDEN_AFTER_NS if late or stale else _link_lookback(interval_ns)),
+        reasons,
+        events,
+    )
     keys = sorted({*rows, *_expected(devices, reasons)})
-    gpus = tuple(_gpu(frame, key, known, interval_ns) for key in keys)
-    return Snapshot(gpus, tuple(reasons), interval_ns)
+    return Snapshot(
+        gpus=tuple(_gpu(frame, key, known, interval_ns) for key in keys),
+        reasons=tuple(reasons),
+        interval_ns=interval_ns,
+        cadence_ns=_cadence(view, t, interval_ns) if rows else interval_ns,
+        age_ns=t - int(max(row["t"] for row in rows.values())) if rows else None,
+    )
+
+
+snapshot = FrameMemo(_snapshot)
+"""What is known at the playhead, read once per frame."""
+
+
+def _cadence(view: View, t: int, otherwise_ns: int) -> int:
+    """The usual time between rows, ns: one late tick must not change what the title says."""
+    rows = view.query("gpu", t - LOOKBACK_NS, t)
+    if not len(rows) or "dt_ns" not in (rows.dtype.names or ()):
+        return otherwise_ns
+    return int(np.median(rows["dt_ns"])) or otherwise_ns
+
+
+def _link_lookback(interval_ns: int) -> int:
+    return min(max(LINK_INTERVALS * interval_ns, NS), LOOKBACK_NS)
+
+
+def _all_links(frame: Frame, lookback_ns: int) -> dict[int, Links]:
+    """The links of every GPU; how far their error counters have moved is looked up only where some are not zero."""
+    rows = frame.view.latest("nvlink", frame.t, lookback_ns)
+    return read_links(rows, _errors_before(frame) if any_errors(rows) else {})
+
+
+def _errors_before(frame: Frame) -> dict[tuple[int, int], float]:
+    """Errors of each link near the start of the span; of a link not seen there, the fewest seen within it."""
+    start_t = frame.t - frame.span_ns
+    found = _error_counts(frame.view.latest("nvlink", start_t, LOOKBACK_NS))
+    newest = frame.view.latest("nvlink", frame.t, LOOKBACK_NS)
+    if len(found) < len(newest):  # the session began within the span
+        bins = frame.view.binned("nvlink", ERROR_FIELDS, start_t, frame.t, max(frame.span_ns, 1))
+        for key, count in _error_counts(bins, "_min").items():
+            found[key] = min(found.get(key, math.inf), count)
+    return found
+
+
+def _error_counts(rows: Rows, suffix: str = "") -> dict[tuple[int, int], float]:
+    if not len(rows):
+        return {}
+    counts = zip(rows["gpu"].tolist(), rows["link"].tolist(), error_counts(rows, suffix), strict=True)
+    found: dict[tuple[int, int], float] = {}
+    for gpu, link, count in counts:
+        if count == count:  # not NaN
+            found[gpu, link] = min(found.get((gpu, link), math.inf), count)
+    return found
 
 
 def _series(frame: Frame) -> tuple[dict[Key, Record], dict[Key, Record], list[Reason], bool]:
@@ -175,38 +246,6 @@ def _series(frame: Frame) -> tuple[dict[Key, Record], dict[Key, Record], list[Re
 def _expected(devices: Iterable[Key], reasons: Iterable[Reason]) -> set[Key]:
     """Every GPU that is known of without its row."""
     return {*devices, *((gpu, WHOLE_GPU) for reason in reasons for gpu in _scope_gpu(reason.scope))}
-
-
-@dataclass(frozen=True, slots=True)
-class Age:
-    """How old the newest row is.
-
-    Attributes:
-        age_ns: playhead minus its time.
-        interval_ns: between rows.
-    """
-
-    age_ns: int
-    interval_ns: int
-
-    @property
-    def stale(self) -> bool:
-        """Older than `STALE_INTERVALS` intervals."""
-        return self.age_ns > STALE_INTERVALS * self.interval_ns
-
-
-def read_age(frame: Frame) -> Age | None:
-    """Age of the newest `gpu` row; None when there is none that is shown."""
-    rows = frame.view.latest("gpu", frame.t, LOOKBACK_NS)
-    if not len(rows):
-        rows = frame.view.latest("gpu", frame.t, HIDDEN_AFTER_NS)
-    found = records(rows)
-    return Age(frame.t - int(max(row["t"] for row in found)), read_interval(found)) if found else None
-
-
-def read_interval(rows: Iterable[Record]) -> int:
-    """The interval between rows: the longest that any of them covers, ns."""
-    return max((int(row.get("dt_ns", 0)) for row in rows), default=0) or DEFAULT_INTERVAL_NS
 
 
 def read_reasons(view: View, t: int) -> list[Reason]:
@@ -227,13 +266,6 @@ def _by_key(rows: Iterable[Record]) -> dict[Key, Record]:
     return {(int(row["gpu"]), int(row["gi"])): row for row in rows if "gpu" in row and "gi" in row}
 
 
-def _by_gpu(rows: Iterable[Record]) -> dict[int, list[Record]]:
-    found: dict[int, list[Record]] = {}
-    for row in rows:
-        found.setdefault(int(row["gpu"]), []).append(row)
-    return found
-
-
 def _scope_gpu(scope: str) -> tuple[int, ...]:
     """The GPU of a `status` scope such as "gpu 1"; empty when it names none, or only a part of one."""
     words = scope.split()
@@ -246,7 +278,7 @@ def _gpu(frame: Frame, key: Key, known: _Known, interval_ns: int) -> Gpu:
     row = known.rows.get(key, {})
     device = known.devices.get(key, {})
     whole = gi == WHOLE_GPU
-    links = _links(known.links.get(gpu, ())) if whole else ()
+    links = known.links.get(gpu, NO_LINKS) if whole else NO_LINKS
     age_ns = frame.t - int(row["t"]) if row else None
     gone = _gone(frame, key, known)
     found = [*gpu_flags(row, _xids(frame, gpu, known) if whole else ()), *link_flags(links)]
@@ -257,7 +289,7 @@ def _gpu(frame: Frame, key: Key, known: _Known, interval_ns: int) -> Gpu:
         row={} if gone else row,
         device=device,
         unified=frame.view.strings.text(int(device.get("memory_kind", 0))) == "unified",
-        links=() if gone else links,
+        links=NO_LINKS if gone else links,
         age_ns=age_ns,
         stale=age_ns is not None and age_ns > STALE_INTERVALS * interval_ns,
         gone=gone,
@@ -269,26 +301,6 @@ def _gpu(frame: Frame, key: Key, known: _Known, interval_ns: int) -> Gpu:
 def _name(view: View, device: Record) -> str:
     words = clean(view.strings.text(int(device.get("name", 0))))
     return words.removeprefix("NVIDIA ")
-
-
-def _links(rows: Iterable[Record]) -> tuple[Link, ...]:
-    return tuple(sorted(map(_link, rows), key=lambda link: link.number))
-
-
-def _link(row: Record) -> Link:
-    errors = math.nan
-    for name in ("replay_errors", "recovery_errors", "crc_errors"):
-        count = row.get(name, math.nan)
-        if count == count:  # not NaN
-            errors = count if errors != errors else errors + count
-    return Link(
-        number=int(row["link"]),
-        tx_bps=row.get("tx_bps", math.nan),
-        rx_bps=row.get("rx_bps", math.nan),
-        speed_bps=row.get("speed_bps", math.nan),
-        down=row.get("state", math.nan) == 0,
-        errors=errors,
-    )
 
 
 def _explained(reasons: Iterable[Reason], scope: str) -> frozenset[tuple[str, str]]:

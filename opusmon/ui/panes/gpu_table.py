@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opusmon.ui import units
+from opusmon.ui.panes.gpu_charts import Drawing
 from opusmon.ui.panes.gpu_flags import (
     HBM_BW_HIGH_PCT,
     HBM_USED_HIGH_PCT,
@@ -15,10 +16,10 @@ from opusmon.ui.panes.gpu_flags import (
     hbm_used_pct,
 )
 from opusmon.ui.panes.gpu_links import links_strip
-from opusmon.ui.panes.gpu_rows import Drawing, aged, alarm_style, bandwidth_field, nvlink_bps, stale_flag
-from opusmon.ui.panes.gpu_state import Gpu
-from opusmon.ui.text import Align, Line, columns, pad
-from opusmon.ui.widgets.chart import bar, spark
+from opusmon.ui.panes.gpu_rows import aged, alarm_style, nvlink_bps, stale_flag
+from opusmon.ui.panes.gpu_state import Gpu, bandwidth_field
+from opusmon.ui.text import Align, Line, Span, columns, pad
+from opusmon.ui.widgets.chart import bar
 
 BUSY_MARK = "*"
 
@@ -95,7 +96,7 @@ def _name_cell(gpu: Gpu, drawing: Drawing, width: int) -> Line:
 
 def _bar_cell(gpu: Gpu, drawing: Drawing, width: int) -> Line:
     share = hbm_used_pct(gpu.row)
-    return bar(share / 100, width, drawing.glyphs, "warn" if share > HBM_USED_HIGH_PCT else "series1")
+    return bar(share / 100, width, drawing.glyphs, "warn" if share > HBM_USED_HIGH_PCT else "series4")
 
 
 def _pair_cell(gpu: Gpu, drawing: Drawing, width: int) -> Line:
@@ -122,8 +123,7 @@ def _bw_cell(gpu: Gpu, drawing: Drawing, width: int) -> Line:
 
 
 def _history_cell(gpu: Gpu, drawing: Drawing, width: int) -> Line:
-    values = drawing.histories.get((gpu.gpu, gpu.gi))
-    return ((spark(() if values is None else values, width, 0.0, 100.0, drawing.glyphs), "series0"),)
+    return ((drawing.sparks.get((gpu.gpu, gpu.gi), " " * width), "series0"),)
 
 
 def _flags_cell(gpu: Gpu, drawing: Drawing, width: int) -> Line:
@@ -153,23 +153,35 @@ TABLE: tuple[Column, ...] = (
 )
 _GROWTH = ("flags", "HBM", "", "history")
 """Who gets the room to spare, in turn."""
+FLAGGED_RANK = 2.5
+"""Of the flags while there are any."""
+_NARROW_CELLS = 60
+"""Below this, flags make do with their least width."""
 _USEFUL = {"flags": 14, "HBM": 8, "history": 8}
 """What these want before a column of lower importance gets any room."""
 
 
-def layout(width: int, *, names: bool, mig: bool) -> list[tuple[Column, int]]:
+def _order(flagged: bool) -> list[int]:
+    """Columns by importance: what is wrong comes right after memory and bandwidth, when something is."""
+    ranks = [FLAGGED_RANK if flagged and column.title == "flags" else column.rank for column in TABLE]
+    return sorted(range(len(TABLE)), key=lambda place: ranks[place])
+
+
+def layout(width: int, *, names: bool, mig: bool, flagged: bool = False) -> list[tuple[Column, int]]:
     """The columns that fit in `width` cells and their widths, in the order of `TABLE`.
 
     Args:
         width: cells of a row, without the selection mark.
         names: devices differ in name, or there is room for it anyway.
         mig: leave room for the indented names of MIG instances.
+        flagged: something is wrong with one of them, which a narrow table must say as well.
     """
     chosen: dict[int, int] = {}
     left = width + 1
-    for place in sorted(range(len(TABLE)), key=lambda place: TABLE[place].rank):
+    for place in _order(flagged):
         column = TABLE[place]
-        least = max(column.width, _USEFUL.get(column.title, 0)) if column.rank >= 8 else column.width
+        useful = 0 if flagged and width < _NARROW_CELLS else _USEFUL.get(column.title, 0)
+        least = max(column.width, useful) if column.rank >= 8 else column.width
         least = max(least, 6) if mig and column.rank == 0 else least
         if (column.title == "" and not names and left < 60) or least + 1 > left:
             continue
@@ -193,10 +205,23 @@ def table_head(plan: Sequence[tuple[Column, int]]) -> Line:
     return ((" ", ""), *columns(cells))
 
 
-def table_row(gpu: Gpu, plan: Sequence[tuple[Column, int]], drawing: Drawing, *, selected: bool) -> Line:
+def history_cells(plan: Sequence[tuple[Column, int]]) -> int:
+    """Width of the history in a table, 0 when it has none."""
+    return next((cells for column, cells in plan if column.title == "history"), 0)
+
+
+def table_row(gpu: Gpu, plan: Sequence[tuple[Column, int]], drawn: Drawing, *, selected: bool) -> Line:
     """One GPU in one line."""
-    mark = (drawing.glyphs.select if selected else " ", "select" if selected else "")
+    mark = (drawn.glyphs.select if selected else " ", "select" if selected else "")
     if gpu.gone:
         return (mark, (f"!! {gpu.gone}", "bad"))
-    cells = [(column.cell(gpu, drawing, cells), cells, column.align) for column, cells in plan]
-    return (mark, *aged(gpu, columns(cells)))
+    row: list[Span] = []
+    for column, cells in plan:
+        spans = column.cell(gpu, drawn, cells)
+        if row:
+            row.append((" ", ""))
+        if len(spans) == 1 and len(spans[0][0]) == cells and spans[0][0].isascii():
+            row.append(spans[0])
+        else:
+            row.extend(columns([(spans, cells, column.align)]))
+    return (mark, *aged(gpu, tuple(row)))

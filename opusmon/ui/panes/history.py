@@ -12,6 +12,7 @@ from opusmon.schema import Rows
 from opusmon.ui.panes.base import Frame
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 History = Mapping[tuple[int, ...], Mapping[str, Floats]]
 
 HOLD_INTERVALS = 2.5
@@ -57,42 +58,41 @@ def histories(
     count = -(-frame.span_ns // step)
     first_t = (frame.t // step - count + 1) * step
     bins = frame.view.binned(channel, known, first_t - 1, frame.t, step)
-    hold = int(HOLD_INTERVALS * interval_ns // step)
-    return {series: _columns(rows, known, first_t, step, count, hold) for series, rows in _split(bins, key)}
-
-
-def _split(bins: Rows, key: Sequence[str]) -> list[tuple[tuple[int, ...], Rows]]:
-    """Bins by series."""
-    if not len(bins):
-        return []
-    identity = np.stack([bins[name] for name in key], axis=1)
-    found, inverse = np.unique(identity, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    return [(tuple(map(int, series)), bins[inverse == place]) for place, series in enumerate(found)]
-
-
-def _columns(
-    rows: Rows, fields: Sequence[str], first_t: int, step: int, count: int, hold: int
-) -> dict[str, Floats]:
-    places = (rows["t"] - first_t) // step
+    places = (bins["t"] - first_t) // step
     inside = (places >= 0) & (places < count)
-    places = places[inside]
-    source = _held(places, count, hold)
-    out = {}
-    for name in fields:
-        values = np.append(rows[f"{name}_max"][inside].astype(np.float64), np.nan)
-        out[name] = values[source]
-    return out
+    if not inside.any():
+        return {}
+    if not inside.all():
+        bins, places = bins[inside], places[inside]
+    names, number = _series(bins, key)
+    source = _held(number, places, (len(names), count), int(HOLD_INTERVALS * interval_ns // step))
+    grids = {name: np.append(bins[f"{name}_max"], np.nan)[source] for name in known}
+    return {series: {name: grids[name][row] for name in known} for row, series in enumerate(names)}
 
 
-def _held(places: npt.NDArray[np.int64], count: int, hold: int) -> npt.NDArray[np.int64]:
-    """For each bin the row that fills it: its own, or the one before it across a hole of at most `hold` bins; else -1.
+def _series(bins: Rows, key: Sequence[str]) -> tuple[list[tuple[int, ...]], Ints]:
+    """The series that the bins are of, by their key values, and for each bin which of them it is of."""
+    code = np.zeros(len(bins), dtype=np.int64)
+    for name in key:
+        column = bins[name].astype(np.int64)
+        low = int(column.min())
+        code = code * (int(column.max()) - low + 1) + (column - low)
+    _, first, number = np.unique(code, return_index=True, return_inverse=True)
+    return list(zip(*(bins[name][first].tolist() for name in key), strict=True)), number.reshape(-1)
 
-    A bin whose row has no value is not a hole: it stays without one.
+
+def _held(number: Ints, places: Ints, shape: tuple[int, int], hold: int) -> Ints:
+    """For each series and place the bin that fills it, -1 for none.
+
+    That is its own, or the one before it across a hole of at most `hold` places. A bin without a value is not a
+    hole: it stays without one.
     """
-    source = np.full(count, -1, dtype=np.int64)
-    source[places] = np.arange(len(places))
-    last = np.maximum.accumulate(np.where(source >= 0, np.arange(count), -1))
-    following = np.minimum.accumulate(np.where(source >= 0, np.arange(count), count)[::-1])[::-1]
+    source = np.full(shape, -1, dtype=np.int64)
+    source[number, places] = np.arange(len(places))
+    if len(places) == source.size:
+        return source
+    order = np.arange(shape[1])
+    last = np.maximum.accumulate(np.where(source >= 0, order, -1), axis=1)
+    following = np.minimum.accumulate(np.where(source >= 0, order, shape[1])[:, ::-1], axis=1)[:, ::-1]
     bridged = (last >= 0) & (following - last - 1 <= hold)
-    return np.where(bridged, source[np.maximum(last, 0)], -1)
+    return np.where(bridged, np.take_along_axis(source, np.maximum(last, 0), axis=1), -1)

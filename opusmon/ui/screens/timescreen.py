@@ -12,7 +12,6 @@ from opusmon.session import Session
 from opusmon.times import TimeError, parse_duration, parse_time
 from opusmon.ui.marks import neighbour, places
 from opusmon.ui.playhead import Mode, Playhead, next_span
-from opusmon.ui.screens.prompt import Prompt
 from opusmon.ui.widgets.panels import TimeBarWidget
 
 
@@ -119,4 +118,6 @@ class TimeScreen(Screen[None]):
 
     def ask(self, question: str, accept: Callable[[str], str], value: str = "") -> None:
         """Ask for a line of text; see `Prompt`."""
+        from opusmon.ui.screens.prompt import Prompt  # the input widgets are not needed for the first frame
+
         self.app.push_screen(Prompt(question, accept, value))

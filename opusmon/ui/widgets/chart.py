@@ -21,35 +21,42 @@ Values = Sequence[float] | npt.NDArray[np.floating]
 Floats = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Characters = npt.NDArray[np.str_]
 Mode = Literal["area", "line"]
 
 _BRAILLE = 0x2800
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.int64)
 """Bit of each dot of a braille cell, by row from the top and by column (Unicode's dot numbering)."""
+_CELLS = np.array([" ", *(chr(_BRAILLE + dots) for dots in range(1, 256))])
+"""Every braille cell by its dots; the empty one is a blank, as some fonts draw its eight empty dots."""
+_AREA = _CELLS[[int(_DOTS[4 - a :, 0].sum() + _DOTS[4 - b :, 1].sum()) for a in range(5) for b in range(5)]]
+"""The cell whose left column is filled to `a` dots and its right one to `b`, at a * 5 + b."""
 
 
 def resample(values: Values, columns: int) -> Floats:
     """Exactly `columns` values: the maximum of each group when there are more, repeats when there are fewer.
 
     Args:
-        values: shape (n,), NaN where missing.
+        values: shape (..., n), NaN where missing.
         columns: > 0.
 
     Returns:
-        Shape (columns,). A group is NaN only when all of it is; no values at all give all NaN.
+        Shape (..., columns). A group is NaN only when all of it is; no values at all give all NaN.
     """
     array = np.asarray(values, dtype=np.float64)
-    if len(array) == columns:
+    count = array.shape[-1]
+    if count == columns:
         return array
-    if not len(array):
-        return np.full(columns, np.nan)
-    if len(array) < columns:
-        return array[np.arange(columns) * len(array) // columns]
-    return np.fmax.reduceat(array, np.arange(columns) * len(array) // columns)
+    if not count:
+        return np.full((*array.shape[:-1], columns), np.nan)
+    places = np.arange(columns) * count // columns
+    if count < columns:
+        return array[..., places]
+    return np.fmax.reduceat(array, places, axis=-1)
 
 
 def fractions(values: Values, lo: float, hi: float) -> Floats:
-    """Values as a share of the scale, clipped to 0..1, NaN where missing; shape (n,)."""
+    """Values as a share of the scale, clipped to 0..1, NaN where missing; same shape."""
     array = np.asarray(values, dtype=np.float64)
     if not hi > lo:
         return np.where(np.isnan(array), np.nan, 0.0)
@@ -106,10 +113,8 @@ def _heights(shares: Floats, steps: int) -> Steps:
     return heights
 
 
-def _lower(heights: Steps, mode: Mode) -> Steps:
-    """First filled step of each column: the ground for an area, the neighbour's height for a line."""
-    if mode == "area":
-        return np.zeros_like(heights)
+def _lower(heights: Steps) -> Steps:
+    """First filled step of each column of a line: its own height or its left neighbour's, whichever is lower."""
     before = np.concatenate([heights[:1], heights[:-1]])
     before = np.where(before == 0, heights, before)
     lower: Steps = np.minimum(heights - 1, before)
@@ -117,13 +122,19 @@ def _lower(heights: Steps, mode: Mode) -> Steps:
 
 
 def _braille(heights: Steps, height: int, mode: Mode) -> list[str]:
+    if mode == "area":
+        ground = np.arange(height)[::-1, None] * 4
+        part = np.clip(heights - ground, 0, 4)
+        return _rows_of(_AREA[part[:, ::2] * 5 + part[:, 1::2]])
     level = np.arange(height * 4)[::-1, None]
-    top = heights if mode == "area" else np.maximum(heights, _neighbour_top(heights))
-    dots = (level < top) & (level >= _lower(heights, mode))
+    dots = (level < np.maximum(heights, _neighbour_top(heights))) & (level >= _lower(heights))
     cells = dots.reshape(height, 4, -1, 2)
-    codes = _BRAILLE + np.einsum("hrwc,rc->hw", cells, _DOTS)
-    blank = chr(_BRAILLE)  # some fonts draw its eight empty dots
-    return ["".join(map(chr, row)).replace(blank, " ") for row in codes.tolist()]
+    return _rows_of(_CELLS[np.einsum("hrwc,rc->hw", cells, _DOTS)])
+
+
+def _rows_of(characters: Characters) -> list[str]:
+    """Rows of single characters as text."""
+    return ["".join(row) for row in characters.tolist()]
 
 
 def _neighbour_top(heights: Steps) -> Steps:
@@ -138,8 +149,7 @@ def _levels(heights: Steps, height: int, levels: str, mode: Mode) -> list[str]:
     part = np.clip(heights - ground, 0, steps)
     if mode == "line":
         part = np.where(heights - ground > steps, 0, part)
-    glyphs = " " + levels
-    return ["".join([glyphs[step] for step in row]) for row in part.tolist()]
+    return _rows_of(np.array([" ", *levels])[part])
 
 
 def _coloured(row: str, hot: Flags, style: str, alarm_style: str) -> Line:
@@ -152,13 +162,27 @@ def _coloured(row: str, hot: Flags, style: str, alarm_style: str) -> Line:
 
 def spark(values: Values, width: int, lo: float, hi: float, glyphs: Glyphs) -> str:
     """One row of a chart as text; see `chart`."""
-    if width <= 0:
-        return ""
-    if glyphs.dots:
-        heights = _heights(fractions(resample(values, width * 2), lo, hi), 4)
-        return _braille(heights, 1, "area")[0]
-    heights = _heights(fractions(resample(values, width), lo, hi), len(glyphs.levels))
-    return _levels(heights, 1, glyphs.levels, "area")[0]
+    return sparks(np.asarray(values, dtype=np.float64)[None], width, lo, hi, glyphs)[0]
+
+
+def sparks(values: Floats, width: int, lo: float, hi: float, glyphs: Glyphs) -> list[str]:
+    """One row of a chart for each of many series, drawn in one go; see `chart`.
+
+    Args:
+        values: shape (series, n), NaN where missing.
+        width: cells of each.
+        lo: value at the lower edge.
+        hi: value at the upper edge.
+        glyphs: the characters.
+    """
+    count = len(values)
+    if width <= 0 or not count:
+        return [""] * count
+    steps = 4 if glyphs.dots else len(glyphs.levels)
+    sampled = resample(values, width * glyphs.columns_per_cell)
+    heights = _heights(fractions(sampled, lo, hi), steps).reshape(-1)
+    draw = _braille(heights, 1, "area") if glyphs.dots else _levels(heights, 1, glyphs.levels, "area")
+    return [draw[0][place * width : (place + 1) * width] for place in range(count)]
 
 
 def bar(fraction: float, width: int, glyphs: Glyphs, style: str = "series0") -> Line:
