@@ -21,7 +21,10 @@ def test_measured_numbers_can_say_missing():
     for channel in ALL:
         for field in channel.fields:
             integer = field.dtype[1] in "iu"
-            assert not integer or field.text or field.name in (*channel.key, "dt_ns"), (channel.name, field.name)
+            assert not integer or field.text or field.name in (*channel.key, "dt_ns"), (
+                channel.name,
+                field.name,
+            )
 
 
 def test_a_newer_description_is_read_as_far_as_it_goes():

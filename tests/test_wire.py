@@ -15,7 +15,9 @@ from opusmon.wire import BATCH, CHANNEL, MAX_FRAME_B, Decoder, Encoder, WireErro
 def events(strings, *rows):
     return Batch(
         GPU_EVENT,
-        GPU_EVENT.rows([(t, 0, -1, strings.intern(kind), code, strings.intern(text)) for t, kind, code, text in rows]),
+        GPU_EVENT.rows(
+            [(t, 0, -1, strings.intern(kind), code, strings.intern(text)) for t, kind, code, text in rows]
+        ),
     )
 
 
@@ -24,7 +26,10 @@ def test_rows_arrive_as_sent_in_any_pieces(compress, piece):
     sender, receiver = StringTable(), StringTable()
     receiver.intern("another text first, so that ids differ")
     encoder, decoder = Encoder(sender, compress=compress), Decoder(receiver)
-    links = Batch(NVLINK, NVLINK.rows([(5, 0, 3, 9, 1.5, float("nan"), 1, 2, 3, 4, 5), (6, 1, 2, 9, 0, 0, 0, 0, 0, 0, 0)]))
+    links = Batch(
+        NVLINK,
+        NVLINK.rows([(5, 0, 3, 9, 1.5, float("nan"), 1, 2, 3, 4, 5), (6, 1, 2, 9, 0, 0, 0, 0, 0, 0, 0)]),
+    )
     sent = encoder.hello("host-a") + encoder.batch(links)
     sent += encoder.batch(events(sender, (7, "xid", 79, "GPU has fallen off the bus"), (7, "xid", 79, "")))
     got = [batch for at in range(0, len(sent), piece) for batch in decoder.feed(sent[at : at + piece])]

@@ -91,7 +91,7 @@ class OpusmonApp(App[None]):
 
         It runs over every line of the bounding box of what changed, ten times the lines that did.
         """
-        return [filter for filter in super().get_line_filters() if not isinstance(filter, DimFilter)]
+        return [kept for kept in super().get_line_filters() if not isinstance(kept, DimFilter)]
 
     def _say_problems(self) -> None:
         first, *others = [*filter(None, [self.session.warning]), *self.theme_problems]
