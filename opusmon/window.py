@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from opusmon import stats
+from opusmon.channels import COST
 from opusmon.clock import NS, Anchors
 from opusmon.schema import Batch, Channel, Rows, StringTable, join_rows, sort_rows
 
@@ -163,6 +164,10 @@ class Window:
         store: where older rows are, None when nothing records.
         keep_ns: how far back memory reaches.
         cap_b: most bytes in memory; the oldest rows go first.
+
+    Attributes:
+        version: grows with every change: what was computed under one is good as long as it stands.
+        news: grows with every change that deserves a frame.
     """
 
     def __init__(
@@ -178,6 +183,7 @@ class Window:
         self.strings = strings
         self.anchors = anchors
         self.version = 0
+        self.news = 0
         self._channels = {channel.name: channel for channel in channels}
         self._store = store
         self._keep_ns = keep_ns
@@ -229,17 +235,21 @@ class Window:
         self._t0 = batch.t0 if self._t0 is None else min(self._t0, batch.t0)
         self._t1 = max(self._t1, batch.t1)
         self.version += 1
+        # What watching costs can wait for the next sample: a frame for it alone would be most of that cost.
+        self.news += name != COST.name
         self._shed()
 
     def add_mark(self, mark: MarkLike) -> None:
         """Show a mark now; the recorder writes it on its own."""
         self._marks.append(mark)
         self.version += 1
+        self.news += 1
 
     def refresh(self) -> bool:
         """Notice what another process wrote to the store since."""
         changed = self._store is not None and self._store.refresh()
         self.version += changed
+        self.news += changed
         return changed
 
     def query(self, channel: str, t0: int, t1: int) -> Rows:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.filter import DimFilter, LineFilter
+from textual.filter import ANSIToTruecolor, DimFilter, LineFilter
 from textual.screen import Screen
 
 from opusmon.session import Session
@@ -19,6 +19,7 @@ from opusmon.ui.playhead import Playhead
 from opusmon.ui.screens.dashboard import FPS, SPAN_NS, Dashboard, playhead_of
 
 _LOOK_EVERY_S = 0.05
+_NOT_NEEDED = (DimFilter, ANSIToTruecolor)
 
 
 class OpusmonApp(App[None]):
@@ -87,11 +88,11 @@ class OpusmonApp(App[None]):
         self.run_worker(self.session.run(), name="session", exit_on_error=True)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's filters without the one that mixes dim colours: terminals dim by themselves.
+        """Textual's filters without those that mix dim and ANSI colours: terminals do both by themselves.
 
-        It runs over every line of the bounding box of what changed, ten times the lines that did.
+        They run over every line of the bounding box of what changed, ten times the lines that did.
         """
-        return [kept for kept in super().get_line_filters() if not isinstance(kept, DimFilter)]
+        return [kept for kept in super().get_line_filters() if not isinstance(kept, _NOT_NEEDED)]
 
     def _say_problems(self) -> None:
         first, *others = [*filter(None, [self.session.warning]), *self.theme_problems]

@@ -58,11 +58,11 @@ class WaitingPane:
         return 0
 
     def _lines(self, width: int) -> Iterator[Line]:
-        yield from _wrapped(f"Not running: {self.why}", width, "", "warn")
+        yield from _wrapped(f"Not running: {self.why}", width, "", "value")
         if self.remedy:
             yield ()
             yield (("To enable it:", "label"),)
-            yield from _wrapped(self.remedy, width, _INDENT, "key")
+            yield from _wrapped(self.remedy, width, _INDENT, "accent")
         if self.shows:
             yield ()
             yield (("It would show:", "label"),)

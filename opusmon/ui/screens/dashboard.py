@@ -140,7 +140,7 @@ class Dashboard(TimeScreen):
         panes = tuple((pane.state, pane.size, pane.has_focus) for pane in self._panes)
         moment = 0 if tracking else t
         key = (
-            window.version,
+            window.news,
             moment,
             self.playhead.mode,
             self.playhead.speed,
