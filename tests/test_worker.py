@@ -99,14 +99,15 @@ async def test_a_program_that_is_not_there():
 
 async def test_silence_is_said_and_then_the_child_is_replaced():
     strings = StringTable()
-    source = worker("send(1)\ntime.sleep(600)", strings, silent_s=0.1, give_up_s=0.35)
+    source = worker("send(1)\ntime.sleep(600)", strings, silent_s=0.2, give_up_s=2)
     got = []
     began = time.monotonic()
     with pytest.raises(SourceLost, match="silent"):
         await gather(source, got)
-    assert got[0].rows["code"].tolist() == [1]
-    assert words(got[1], strings)["state"] == "stale"
-    assert time.monotonic() - began < 10
+    rows = [batch for batch in got if batch.channel.name == "gpu_event"]
+    assert [batch.rows["code"].tolist() for batch in rows] == [[1]]
+    assert words(got[-1], strings)["state"] == "stale"
+    assert time.monotonic() - began < 20
 
 
 async def test_a_child_that_ignores_every_signal_it_can_does_not_delay_the_parent():
