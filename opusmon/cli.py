@@ -57,9 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug or not _expected(error):
             raise
-        print(f"opusmon: {error}", file=sys.stderr)
+        print(f"opusmon: {_printable(str(error))}", file=sys.stderr)
         return ERROR
     return status
+
+
+def _printable(text: str) -> str:
+    """Text that may hold names from a file, without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A picture shows host and process names: it is for its owner, as the recording is."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
 
 
 def _join_times(words: list[str]) -> list[str]:
@@ -158,7 +169,7 @@ def _collecting(parser: argparse.ArgumentParser) -> None:
         "--only", metavar="NAMES", default="", help="collectors to run, comma-separated (gpu)"
     )
     parser.add_argument(
-        "--interval", default="1s", metavar="TIME", help="sampling interval, 200ms or more (default 1s)"
+        "--interval", default="1s", metavar="TIME", help="sampling interval, 200ms to 5s (default 1s)"
     )
     parser.add_argument(
         "--retain", default="24h", metavar="TIME", help="forget rows older than this (default 24h)"
@@ -284,6 +295,10 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
     from opusmon.times import parse_duration
 
     interval_ns = parse_duration(args.interval)
+    if interval_ns > 5_000_000_000:
+        raise CliError(
+            f"--interval {args.interval}: 5s is the longest; beyond it the screen calls a value stale"
+        )
     if interval_ns < 200_000_000:
         raise CliError(
             f"--interval {args.interval}: the GPU's counters need 200ms or more (under 100 ms they read NaN)"
@@ -374,7 +389,7 @@ def _show(session: Session, args: argparse.Namespace, playhead: Playhead | None 
         )
         if drawing:
             svg = asyncio.run(screenshot(app, _columns_lines(args.size), lambda: session.window.t1 > 0, 5.0))
-            args.screenshot.write_text(svg, encoding="utf-8")
+            _write_private(args.screenshot, svg)
         else:
             app.run()
         return app.return_code or OK
@@ -476,7 +491,8 @@ def _speed(text: str) -> float:
 
 def _columns_lines(text: str) -> tuple[int, int]:
     columns, _, lines = text.lower().partition("x")
-    if not (columns.isdigit() and lines.isdigit() and 0 < int(columns) <= 1000 and 0 < int(lines) <= 500):
+    plain = text.isascii() and columns.isdecimal() and lines.isdecimal()
+    if not (plain and 0 < int(columns) <= 1000 and 0 < int(lines) <= 500):
         raise CliError(f"--size {text}: write columns x lines, as 160x50")
     return int(columns), int(lines)
 
@@ -491,11 +507,12 @@ def _size_b(text: str) -> int:
     try:
         value = float(number.removesuffix(letter))
         scale = units[letter] if binary else 1000 ** list(units).index(letter)
-    except (KeyError, ValueError):
+        size_b = int(value * scale)
+    except (KeyError, ValueError, OverflowError):
         _bad_size(text)
-    if not value > 0:
+    if size_b <= 0:
         _bad_size(text)
-    return int(value * scale)
+    return size_b
 
 
 def _bad_size(text: str) -> NoReturn:

@@ -216,6 +216,24 @@ class StringTable:
         return list(self._texts.items())[count:] if count < len(self._texts) else []
 
 
+def conform(rows: Rows, channel: Channel) -> Rows:
+    """Rows of another version of a channel in the columns of this one; `rows` itself when they are the same.
+
+    Columns that are not there become NaN where they can say "missing", else 0.
+    """
+    if rows.dtype == channel.dtype:
+        return rows
+    out: Rows = np.zeros(len(rows), dtype=channel.dtype)
+    theirs = rows.dtype.names or ()
+    for name in channel.dtype.names or ():
+        if name in theirs:
+            with np.errstate(invalid="ignore", over="ignore"):
+                out[name] = rows[name]
+        elif channel.dtype[name].kind == "f":
+            out[name] = np.nan
+    return out
+
+
 def sort_rows(rows: Rows) -> Rows:
     """Rows in time order; rows of equal time keep their order. Returns `rows` itself when already sorted."""
     times = rows["t"]

@@ -19,8 +19,10 @@ from opusmon.channels import ALL
 from opusmon.clock import NS, Anchors, Clock
 from opusmon.collectors.base import Unavailable
 from opusmon.collectors.cost import SelfCost
+from opusmon.guarded import GuardedStore
 from opusmon.paths import state_dir
 from opusmon.recording import Mark, Recorder, RecorderState, Recording
+from opusmon.recording.store import clean_text
 from opusmon.schema import StringTable
 from opusmon.source import LiveSource, Source
 from opusmon.window import Window
@@ -30,6 +32,8 @@ RETAIN_NS = 24 * 3600 * NS
 RETAIN_B = 2 * 1024**3
 _FOLLOW_S = 0.5
 _REPORT_S = 1.0
+_STEP_MARK_NS = 100_000_000
+"""A clock that is slewed hard looks like many small steps; every one gets its anchor, only a jump gets a mark."""
 
 
 class NothingToWatch(Exception):  # noqa: N818  (it reads as what happened)
@@ -50,6 +54,10 @@ def plan(only: Sequence[str] = ()) -> Plan:
     Raises:
         NothingToWatch: none of them can run.
     """
+    known = [*collectors.REGISTRY, *collectors.AWAITED]
+    strange = [name for name in only if name not in known]
+    if strange:
+        raise NothingToWatch(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
     names = list(only) or [*collectors.REGISTRY, *collectors.AWAITED]
     answers = {name: collectors.probe(name) for name in names}
     runnable = tuple(name for name, why in answers.items() if why is None and name in collectors.REGISTRY)
@@ -68,7 +76,8 @@ def default_path(now: float | None = None) -> Path:
     """A new file in the state folder, named by local time and host."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
-    return state_dir() / f"{stamp}-{host}.opusmon"
+    names = (f"{stamp}-{host}{suffix}.opusmon" for suffix in ("", *(f"-{n}" for n in range(2, 100))))
+    return next(path for path in (state_dir() / name for name in names) if not path.exists())
 
 
 def describe() -> dict[str, str]:
@@ -122,7 +131,7 @@ class LiveSession:
         self.meta: Mapping[str, str] = describe()
         self.interval_ns = interval_ns
         self.recorder: Recorder | None = None
-        self._store: Recording | None = None
+        self._store: GuardedStore | None = None
         if path is not None:
             self.recorder = Recorder(
                 path,
@@ -133,7 +142,8 @@ class LiveSession:
                 retain_b=retain_b,
             )
             # In exclusive mode (a network filesystem) nobody else can read the file while it is written.
-            self._store = Recording.open(path) if keep_window and not self.recorder.warning else None
+            readable = keep_window and not self.recorder.warning
+            self._store = GuardedStore(Recording.open(path)) if readable else None
         self.window = Window(self.strings, self.anchors, channels=ALL, store=self._store)
         sources: list[Source] = [
             WorkerSource(name, self.strings, clock, interval_ns=interval_ns, pids=pids)
@@ -157,9 +167,21 @@ class LiveSession:
         """State of the file, None when nothing is recorded."""
         return self.recorder.state if self.recorder is not None else None
 
+    @property
+    def trouble(self) -> str:
+        """Why the file is not written or cannot be read, "" when all is well."""
+        state = self.recording
+        if state is not None and not state.recording and state.error:
+            return state.error
+        return self._store.trouble if self._store is not None else ""
+
     def edge(self) -> int:
         """The newest instant there is: now."""
         return self.clock.now()
+
+    def late_ns(self, newest_t: int) -> int:
+        """Age of the newest sample."""
+        return max(0, self.clock.now() - newest_t)
 
     async def run(self) -> None:
         """Pump batches to the sinks until cancelled."""
@@ -173,6 +195,7 @@ class LiveSession:
 
     def mark(self, t0: int, t1: int, kind: str, text: str) -> str:
         """Put a mark on the timeline and in the file; returns what to tell the user."""
+        text = clean_text(text)
         if self.recorder is not None:
             self.recorder.mark(t0, t1, kind, text)
         self.window.add_mark(Mark(t0, t1, kind, text))
@@ -201,7 +224,7 @@ class LiveSession:
         self.anchors.add(anchor)
         if self.recorder is not None:
             self.recorder.anchor(anchor)
-        if anchor.step_ns:
+        if abs(anchor.step_ns) >= _STEP_MARK_NS:
             self.mark(anchor.t, anchor.t, "clock", f"wall clock stepped by {anchor.step_ns / 1e9:+.3f} s")
 
 
@@ -212,12 +235,27 @@ class ReplaySession:
     warning = ""
 
     def __init__(self, recording: Recording, clock: Clock, *, follow: bool = False) -> None:
-        self.store = recording
+        self.store = GuardedStore(recording)
         self.clock = clock
         self.meta: Mapping[str, str] = recording.session
-        self.window = Window.over(recording)
+        self.window = Window.over(self.store)
         self.follows = follow
-        self.word = "FOLLOW"
+
+    @property
+    def word(self) -> str:
+        """FOLLOW, or ENDED once the recorder has closed the file."""
+        return "ENDED" if self.store.finished else "FOLLOW"
+
+    @property
+    def trouble(self) -> str:
+        """Why the file cannot be read, "" when it can."""
+        return self.store.trouble
+
+    def late_ns(self, newest_t: int) -> int:
+        """Age of the newest sample of a file that should be growing, by wall time: it may be another host's."""
+        if self.store.finished:
+            return 0
+        return max(0, self.clock.anchor().wall_ns - self.window.anchors.wall(newest_t))
 
     def edge(self) -> int:
         """The newest instant there is: the last row in the file."""
@@ -231,7 +269,7 @@ class ReplaySession:
 
     def mark(self, t0: int, t1: int, kind: str, text: str) -> str:
         """Keep a mark for this viewing: a recording under replay is evidence and is not written to."""
-        self.window.add_mark(Mark(t0, t1, kind, text))
+        self.window.add_mark(Mark(t0, t1, kind, clean_text(text)))
         return "bookmark kept until you quit: a replayed file is not changed"
 
     def close(self) -> None:

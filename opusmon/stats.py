@@ -64,7 +64,10 @@ def rollup(rows: Rows, channel: Channel, fields: Sequence[str], step_ns: int) ->
         out[name] = rows[name][first]
     out["n"] = np.diff(starts, append=len(rows))
     for name in fields:
-        _summarise(out, name, rows[name][order].astype(np.float64), starts)
+        # A file may hold a signalling NaN, and casting that one warns.
+        with np.errstate(invalid="ignore"):
+            values = rows[name][order].astype(np.float64)
+        _summarise(out, name, values, starts)
     return out
 
 

@@ -108,7 +108,7 @@ def parse_time(
         t = _offset_time(plain.lower(), session)
         if t is None:
             t = _wall_time(plain, session)
-    except (_NotATime, OverflowError, OSError) as error:
+    except (_NotATime, OverflowError, OSError, ValueError) as error:
         raise TimeError(_not_a_time(text)) from error
     if t is None or not session.t0 <= t <= session.t1:
         raise TimeError(_outside(text, session))

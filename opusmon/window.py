@@ -15,7 +15,7 @@ import numpy as np
 from opusmon import stats
 from opusmon.channels import COST
 from opusmon.clock import NS, Anchors
-from opusmon.schema import Batch, Channel, Rows, StringTable, join_rows, sort_rows
+from opusmon.schema import Batch, Channel, Rows, StringTable, conform, join_rows, sort_rows
 
 KEEP_NS = 15 * 60 * NS
 CAP_B = 24 * 1024 * 1024
@@ -230,8 +230,9 @@ class Window:
         ring = self._rings.get(name)
         if ring is None:
             ring = self._rings[name] = _Ring(batch.channel)
-        ring.push(batch.rows)
-        ring.trim(batch.t1 - self._keep_ns)
+        ring.push(conform(batch.rows, self._channels[name]))
+        for other in self._rings.values():
+            other.trim(batch.t1 - self._keep_ns)
         self._t0 = batch.t0 if self._t0 is None else min(self._t0, batch.t0)
         self._t1 = max(self._t1, batch.t1)
         self.version += 1

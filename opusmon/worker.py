@@ -113,18 +113,17 @@ class WorkerSource:
     async def _read(self, child: asyncio.subprocess.Process) -> AsyncIterator[Batch]:
         assert child.stdout is not None  # noqa: S101  (a pipe was asked for)
         decoder = Decoder(self.strings, self._origin)
-        silent_since = self._clock.now()
-        told = False
+        # Counted in waits, not by the clock: after ctrl+z both sides were stopped, and nobody was silent.
+        silent_s = 0.0
         while True:
             try:
                 data = await asyncio.wait_for(child.stdout.read(65_536), self._silent_s)
             except TimeoutError:
-                silent_s = (self._clock.now() - silent_since) / 1e9
+                silent_s += self._silent_s
                 if silent_s > self._give_up_s:
                     raise SourceLost(
                         Unavailable(f"the {self.name} worker has been silent for {silent_s:.0f} s")
                     ) from None
-                told = True
                 yield self._status(
                     "stale",
                     f"the {self.name} worker has sent nothing for {silent_s:.0f} s; a driver call may hang",
@@ -132,9 +131,8 @@ class WorkerSource:
                 continue
             if not data:
                 break
-            silent_since = self._clock.now()
-            if told:
-                told = False
+            if silent_s:
+                silent_s = 0.0
                 yield self._status("ok", "")
             try:
                 for batch in decoder.feed(data):
@@ -152,6 +150,7 @@ def child_argv(name: str, interval_ns: int, pids: Sequence[int] = ()) -> list[st
     """Command line of a child that streams one collector from this host."""
     argv = [
         sys.executable,
+        "-P",  # a file called queue.py in the current folder must not run here, least of all as root
         "-m",
         "opusmon",
         "stream",

@@ -340,3 +340,36 @@ def test_summary_as_text() -> None:
 def test_a_quiet_session_has_no_lines_of_trouble() -> None:
     words = {line.split(" ")[0] for line in render(summary(recording(), UTC)).splitlines()}
     assert words.isdisjoint({"stepped", "dropped", "damaged", "warning", "marks", "gpus"})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("fmt", ["csv", "ndjson"])
+def test_text_cannot_command_a_terminal_and_stays_exact_elsewhere(fmt: str) -> None:
+    strings = StringTable()
+    comm = "\x1b]52;c;ZXZpbA==\x07é\x9b"
+    rows = PROBE.rows([(1000, 1, 2, strings.intern(comm), 1.0, 2.0)])
+    source = Fake([Batch(PROBE, rows, "host\x1b[31m")], strings)
+    out = Terminal()
+    dump(source, "probe", 0, NS, fmt, out, UTC)
+    assert "".join(out.getvalue().splitlines()).isprintable()
+    read = csv.DictReader(io.StringIO(out.getvalue())) if fmt == "csv" else [json.loads(out.getvalue())]
+    (record,) = read
+    assert (record["comm"], record["origin"]) == ("?]52;c;ZXZpbA==?é?", "host?[31m")
+    exact = dumped(source, "probe", fmt)
+    (record,) = csv.DictReader(io.StringIO(exact)) if fmt == "csv" else [json.loads(exact)]
+    assert (record["comm"], record["origin"]) == (comm, "host\x1b[31m")
+
+
+def test_a_summary_of_a_file_reads_no_rows_to_count_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path / "a", strings=StringTable(), clock=ManualClock())
+    recorder.push(Batch(PROBE, PROBE.rows([(second * NS, 1, 2, 0, 1.0, 2.0) for second in range(1, 31)])))
+    recorder.close()
+    monkeypatch.setattr(Recording, "batches", lambda *_: pytest.fail("rows were read"))
+    with Recording.open(tmp_path / "a") as opened:
+        assert summary(opened)["channels"] == {"probe": {"kind": "gauge", "rows": 30}}

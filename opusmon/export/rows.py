@@ -5,7 +5,8 @@ Columns: `t` (monotonic ns), `time` (ISO 8601 wall time with UTC offset, microse
 empty in CSV and null in NDJSON. Integers are exact; a 32-bit float is written in the fewest digits that
 read back as the same 32-bit float.
 
-Text is written as it was recorded. A spreadsheet may take a process name that begins with = + - or @ for a
+Text is written as it was recorded, except to a terminal: there a process name must not be able to send it commands,
+so control characters become "?". A spreadsheet may take a process name that begins with = + - or @ for a
 formula: import text columns as text.
 """
 
@@ -83,10 +84,11 @@ def dump(
         raise ExportError(f"no format {fmt!r}; there are {', '.join(FORMATS)}")
     write = (_csv if fmt == "csv" else _ndjson)(columns(known), out)
     wall = _WallText(recording.anchors, tz)
+    clean = _printable if out.isatty() else _encodable
     count = 0
     for batch in recording.batches(t0, t1, [channel]):
         rows = _between(batch.rows, t0, t1)
-        write(_records(batch, rows, recording.strings, wall))
+        write(_records(batch, rows, recording.strings, wall, clean))
         count += len(rows)
     return count
 
@@ -112,17 +114,19 @@ def _ndjson(names: Sequence[str], out: TextIO) -> Callable[[Iterator[tuple[Any, 
     return write
 
 
-def _records(batch: Batch, rows: Rows, strings: StringTable, wall: _WallText) -> Iterator[tuple[Any, ...]]:
+def _records(
+    batch: Batch, rows: Rows, strings: StringTable, wall: _WallText, clean: Callable[[str], str]
+) -> Iterator[tuple[Any, ...]]:
     """Rows as tuples in the order of `columns`; None is a missing value in either format."""
     times = rows["t"].tolist()
-    fields = [_values(rows, field, strings) for field in batch.channel.fields]
-    return zip(times, map(wall.text, times), *fields, repeat(batch.origin))
+    fields = [_values(rows, field, strings, clean) for field in batch.channel.fields]
+    return zip(times, map(wall.text, times), *fields, repeat(clean(batch.origin)))
 
 
-def _values(rows: Rows, field: Field, strings: StringTable) -> list[Any]:
+def _values(rows: Rows, field: Field, strings: StringTable, clean: Callable[[str], str]) -> list[Any]:
     column = rows[field.name]
     if field.text:
-        return [_encodable(strings.text(number)) for number in column.tolist()]
+        return [clean(strings.text(number)) for number in column.tolist()]
     if column.dtype.kind != "f":
         return list(column.tolist())
     # str() of a 32-bit float is its shortest form: 71.3 where the double nearest to it is 71.30000305175781.
@@ -133,6 +137,11 @@ def _values(rows: Rows, field: Field, strings: StringTable) -> list[Any]:
 def _encodable(text: str) -> str:
     """Text that every UTF-8 stream takes: a lone surrogate, from a name that was not UTF-8, becomes an escape."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _printable(text: str) -> str:
+    """Text that a terminal shows and does not obey; it may come from a hostile file or process name."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _between(rows: Rows, t0: int, t1: int) -> Rows:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -135,7 +136,7 @@ def _diagnose(path: Path, error: Exception) -> RecordingError:
 
 
 def damaged(path: Path, how: str) -> RecordingError:
-    """The error for a recording whose structure is broken: `how` is "damaged" or "truncated"."""
+    """The error for a recording whose structure is broken: `how` is "damaged", "truncated", ..."""
     return RecordingError(
         f"{path} is {how}; run: opusmon salvage {path} -o {path.with_suffix('.salvaged.opusmon')}"
     )
@@ -149,6 +150,8 @@ def translate(error: Exception, path: Path) -> RecordingError:
         )
     if store.is_damaged(error) or not isinstance(error, sqlite3.OperationalError):
         return damaged(path, "damaged")
+    if str(error).startswith("no such "):
+        return RecordingError(f"{path} was replaced or cut off while it was open: open it again")
     return RecordingError(f"cannot read {path}: {store.describe(error)}")
 
 
@@ -220,7 +223,7 @@ def _check(connection: sqlite3.Connection, path: Path, warnings: list[str]) -> N
         warnings.append(
             f"{path.name} was written by a newer opusmon (format {version}): some of it may not be shown"
         )
-    if not _has_wal(path) and _pages_b(connection) > path.stat().st_size:
+    if not _has_wal(path) and _pages_b(connection) > _size_b(path):
         raise damaged(path, "truncated")
     rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchmany(1000)
     plain = {
@@ -228,6 +231,27 @@ def _check(connection: sqlite3.Connection, path: Path, warnings: list[str]) -> N
         for kind, name, sql in rows
         if kind == "table" and str(sql).lstrip().upper().startswith("CREATE TABLE")
     }
-    missing = sorted(store.TABLES - plain)
+    missing = sorted(store.TABLES.keys() - plain)
     if missing:
         raise RecordingError(f"{path} is not an opusmon recording: it has no table {missing[0]}")
+    for table, columns in store.TABLES.items():
+        _check_columns(connection, path, table, columns)
+
+
+def _check_columns(connection: sqlite3.Connection, path: Path, table: str, columns: Sequence[str]) -> None:
+    """Make sure that the columns are stored, none computed, and that a numbered table's number is its row's own.
+
+    Raises:
+        RecordingError: it is something else.
+        sqlite3.Error: it is damaged.
+    """
+    found = {
+        str(name).lower(): (str(kind).upper(), key, hidden)
+        for _, name, kind, _, _, key, hidden in connection.execute(f"PRAGMA table_xinfo({table})")
+    }
+    numbers = sum(key > 0 for _, key, _ in found.values())
+    for place, column in enumerate(columns):
+        kind, key, hidden = found.get(column, ("", 0, 1))
+        own = place > 0 or table not in store.NUMBERED or (kind, key, numbers) == ("INTEGER", 1, 1)
+        if hidden or not own or (table == "string" and "rowid" in found):
+            raise damaged(path, f"damaged (its table {table} has no plain column {column})")

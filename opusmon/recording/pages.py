@@ -29,7 +29,7 @@ class Pages:
         path: the file; it is only read.
 
     Attributes:
-        count: pages, whole or not, in the file and its WAL.
+        count: pages, whole or not, in the file, and those beyond its end that the WAL has.
 
     Raises:
         RecordingError: it is missing, empty or no SQLite file.
@@ -41,7 +41,9 @@ class Pages:
         self.page_b = self.header.page_b or store.PAGE_B
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._wal, self._frames = self._read_wal(store.wal_path(path))
-        self.count = max(-(-size_b // self.page_b), *self._frames, 0)
+        self._in_file = -(-size_b // self.page_b)
+        self._beyond = sorted(number for number in self._frames if number > self._in_file)
+        self.count = self._in_file + len(self._beyond)
         self.usable_b = self.page_b - (self._read(0, 21)[20:] or b"\0")[0]
 
     def close(self) -> None:
@@ -50,12 +52,17 @@ class Pages:
         if self._wal >= 0:
             os.close(self._wal)
 
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the pages there are: a WAL may name a page far beyond the end of the file."""
+        yield from range(1, self._in_file + 1)
+        yield from self._beyond
+
     def get(self, number: int) -> bytes:
         """A page by number, from 1; shorter than `page_b` where the file is cut off."""
         frame = self._frames.get(number)
         if frame is not None:
             return os.pread(self._wal, self.page_b, frame)
-        return self._read((number - 1) * self.page_b, self.page_b) if 0 < number <= self.count else b""
+        return self._read((number - 1) * self.page_b, self.page_b) if 0 < number <= self._in_file else b""
 
     def free(self) -> set[int]:
         """Pages on the free list, as far as it can be followed: what they hold was deleted."""
@@ -148,9 +155,12 @@ def cell_at(page: bytes, number: int, start: int) -> Cell | None:
 def values(pages: Pages, cell: Cell) -> list[Any] | None:
     """The columns of a row; None when a part of it is lost."""
     payload = _payload(pages, cell)
-    if payload is None:
+    if not payload:
         return None
-    at, _ = _varint(payload, 0)
+    try:
+        at, _ = _varint(payload, 0)
+    except IndexError:
+        return None
     out: list[Any] = []
     for kind in cell.types:
         width = _width(kind)
@@ -172,7 +182,12 @@ def _payload(pages: Pages, cell: Cell) -> bytes | None:
     if len(parts[0]) < local:
         return None
     following = _number(page, cell.offset + local) if missing else 0
+    seen: set[int] = set()
     while missing > 0:
+        # Pages that lead back to themselves would be as long as the row claims to be.
+        if following in seen:
+            return None
+        seen.add(following)
         page = pages.get(following)
         part = page[4 : min(4 + missing, usable_b)]
         if len(part) < min(missing, usable_b - 4):

@@ -31,6 +31,11 @@ SELECT id, n FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
     AND t0 > :a - COALESCE((SELECT max_ns FROM span WHERE channel=:c), 4611686018427387904)
 """
 _ROLLUPS = "SELECT id FROM rollup WHERE channel=? AND level=? AND t1>? AND t1<=? AND t0<?"
+# In the order of the table, not of the index: one pass over the file instead of a jump per chunk.
+_COUNTS = """
+SELECT channel, sum(n) FROM chunk NOT INDEXED
+    WHERE typeof(channel)='integer' AND typeof(n)='integer' AND n BETWEEN 1 AND ? GROUP BY channel
+"""
 _FETCH = {
     "chunk": "SELECT id, n, codec, data FROM chunk WHERE id=?",
     "rollup": "SELECT id, n, codec, data FROM rollup WHERE id=?",
@@ -44,59 +49,72 @@ class ChunkReader:
     Attributes:
         connection: open for reading.
         cache: decoded chunks and rollup columns.
-        damaged: ids of chunks that were skipped because they cannot be decoded.
+        damaged: channel number and id of the chunks that were skipped because they cannot be decoded.
     """
 
     connection: sqlite3.Connection
     cache: RowsCache = field(default_factory=RowsCache)
-    damaged: set[int] = field(default_factory=set)
+    damaged: set[tuple[int, int]] = field(default_factory=set)
 
-    def chunk_ids(
-        self, number: int, channel: Channel, t0: int, t1: int, *, limit_b: int = MAX_QUERY_B
-    ) -> list[int]:
-        """Ids of the chunks that may have rows with `t0 < t <= t1`, in arrival order.
+    def sizes_b(self, number: int, channel: Channel, t0: int, t1: int) -> dict[int, int]:
+        """Ids of the chunks that may have rows with `t0 < t <= t1`, in arrival order, and the size of their rows.
+
+        A size that no chunk has counts as 0: such a chunk is damaged and will be left out.
+        """
+        found = self.connection.execute(_CHUNKS, {"c": number, "a": clamp(t0), "b": clamp(t1)})
+        most = MAX_CHUNK_B // channel.dtype.itemsize
+        sizes = {
+            chunk: n * channel.dtype.itemsize if isinstance(n, int) and 0 < n <= most else 0
+            for chunk, n in found
+            if isinstance(chunk, int)
+        }
+        return dict(sorted(sizes.items()))
+
+    def rows(self, number: int, channel: Channel, t0: int, t1: int) -> Rows:
+        """Rows with `t0 < t <= t1` by time, rows of equal time in arrival order; damaged chunks are skipped.
 
         Raises:
-            RecordingError: they hold more than `limit_b`.
+            RecordingError: there are more than `MAX_QUERY_B`.
         """
-        found = self.connection.execute(_CHUNKS, {"c": number, "a": clamp(t0), "b": clamp(t1)}).fetchall()
-        size_b = (
-            sum(n for _, n in found if isinstance(n, int) and 0 < n <= MAX_CHUNK_B) * channel.dtype.itemsize
-        )
-        if size_b > limit_b:
+        if t0 >= t1:
+            return np.empty(0, channel.dtype)
+        sizes = self.sizes_b(number, channel, t0, t1)
+        size_b = sum(sizes.values())
+        if size_b > MAX_QUERY_B:
             raise RecordingError(
                 f"{size_b // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
             )
-        return sorted(chunk for chunk, _ in found)
-
-    def rows(self, number: int, channel: Channel, t0: int, t1: int) -> Rows:
-        """Rows with `t0 < t <= t1` by time, rows of equal time in arrival order; damaged chunks are skipped."""
-        if t0 >= t1:
-            return np.empty(0, channel.dtype)
-        ids = self.chunk_ids(number, channel, t0, t1)
-        chunks = self.chunks(channel, ids)
-        rows = join((chunks[i] for i in ids if i in chunks), channel.dtype)
+        chunks = self.chunks(number, channel, list(sizes))
+        rows = join((chunks[i] for i in sizes if i in chunks), channel.dtype)
         return cut(sort_rows(rows), t0, t1)
 
-    def chunks(self, channel: Channel, ids: Sequence[int]) -> dict[int, bytes]:
-        """Row bytes of chunks by id, without the damaged ones."""
+    def chunks(self, number: int, channel: Channel, ids: Sequence[int]) -> dict[int, bytes]:
+        """Row bytes of a channel's chunks by id, without the damaged ones.
+
+        What is remembered of a chunk holds for this channel alone: a damaged index may list it under another.
+        """
         found: dict[int, bytes] = {}
         missing: list[int] = []
-        for number in ids:
-            held = self.cache.get(number)
+        for chunk in ids:
+            held = self.cache.get((number, chunk))
             if held is not None:
-                found[number] = held
-            elif number not in self.damaged:
-                missing.append(number)
+                found[chunk] = held
+            elif (number, chunk) not in self.damaged:
+                missing.append(chunk)
         for start in range(0, len(missing), BLOCK):
             stored = self._fetch("chunk", missing[start : start + BLOCK])
-            for number, rows in decode_many(stored, channel.dtype).items():
+            for chunk, rows in decode_many(stored, channel.dtype).items():
                 if rows is None:
-                    self.damaged.add(number)
+                    self.damaged.add((number, chunk))
                 else:
-                    found[number] = rows
-                    self.cache.put(number, rows)
+                    found[chunk] = rows
+                    self.cache.put((number, chunk), rows)
         return found
+
+    def counts(self) -> dict[int, int]:
+        """Rows by channel number, by what the chunks say of themselves: none is decoded."""
+        found = self.connection.execute(_COUNTS, (MAX_CHUNK_B // 8,))
+        return {number: int(rows) for number, rows in found}
 
     def binned(
         self, number: int, channel: Channel, fields: Sequence[str], t0: int, t1: int, step_ns: int
@@ -161,7 +179,9 @@ class ChunkReader:
                     if data is None:
                         return None
                     columns = columns_of([data], stored.n, stored_as, wanted.names or ())
-                    held = columns.astype(wanted).tobytes()
+                    # Damage can make a signalling NaN, and casting that one warns.
+                    with np.errstate(invalid="ignore"):
+                        held = columns.astype(wanted).tobytes()
                     self.cache.put(key, held)
             parts.append(held or b"")
         return parts
@@ -176,6 +196,8 @@ class ChunkReader:
         while True:
             # The next chunk to begin bounds the search; those that have begun may still have an earlier row.
             edge = self._edge("SELECT min(t0) FROM chunk WHERE channel=? AND t0>?", number, t)
+            # A damaged index may lead back, and round for ever.
+            edge = None if edge is not None and edge <= t else edge
             rows = self.rows(number, channel, t, I64_MAX if edge is None else edge)
             if len(rows):
                 return int(rows["t"][0])
@@ -187,7 +209,7 @@ class ChunkReader:
         """Time of the last row before `t`."""
         while (
             edge := self._edge("SELECT max(t0) FROM chunk WHERE channel=? AND t0<?", number, t)
-        ) is not None:
+        ) is not None and edge < t:
             rows = self.rows(number, channel, edge - 1, t - 1)
             if len(rows):
                 return int(rows["t"][-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,9 +25,12 @@ from opusmon.schema import Batch, Channel, Rows, StringTable, sort_rows
 PAGE_CHUNKS = 256
 """Chunks read per transaction by `batches`: a long export must not hold up the writer's checkpoints."""
 
+PAGE_B = 64 * 1024 * 1024
+"""Most bytes of rows in those chunks, unless a single one has more."""
+
 
 class Recording:
-    """A recording opened read-only. Time ranges are half-open everywhere: `t0 < t <= t1`.
+    """A recording opened read-only. Time ranges of rows are half-open everywhere: `t0 < t <= t1`.
 
     Every method may be called from any thread. Reading never keeps the writer waiting: each call is one short
     transaction. A chunk that cannot be decoded is skipped and counted.
@@ -64,7 +67,8 @@ class Recording:
 
     def close(self) -> None:
         """Close the file. May be called again."""
-        with self._lock:
+        # Nothing was written, so there is nothing a failure could cost.
+        with self._lock, suppress(*access.FAILURES):
             self._connection.close()
 
     def __enter__(self) -> Self:
@@ -135,8 +139,19 @@ class Recording:
             version = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
             if version == self._seen:
                 return False
+            changed = self._catalog.load(self._connection)
             self._seen = version
-            return self._catalog.load(self._connection)
+            return changed
+
+    def counts(self) -> dict[str, int]:
+        """Rows by channel as the file's chunks state them; none is decoded, so damaged ones count as well.
+
+        Raises:
+            RecordingError: the file is damaged.
+        """
+        with self._reading():
+            found = self._reader.counts()
+        return {name: found.get(number, 0) for name, number in self._catalog.ids.items()}
 
     def query(self, channel: str, t0: int, t1: int) -> Rows:
         """Rows with `t0 < t <= t1` (monotonic ns) by time, rows of equal time in arrival order.
@@ -185,7 +200,7 @@ class Recording:
             return find(number, known, t)
 
     def marks(self, t0: int | None = None, t1: int | None = None) -> list[Mark]:
-        """Marks that touch `t0 < t <= t1`, by start; None leaves a side open.
+        """Marks that touch `t0 <= t <= t1`, both ends included, by start; None leaves a side open.
 
         Raises:
             RecordingError: the file is damaged.
@@ -206,40 +221,44 @@ class Recording:
         """
         found = [self._find(name) for name in (self.channels if channels is None else channels)]
         wanted = {number: channel for channel, number in found}
-        ids, owners = self._arrivals(wanted, t0, t1)
-        for start in range(0, len(ids), PAGE_CHUNKS):
-            page = slice(start, start + PAGE_CHUNKS)
+        ids, owners, sizes_b = self._arrivals(wanted, t0, t1)
+        for page in _pages(sizes_b):
             for batch in self._page(ids[page].tolist(), owners[page].tolist(), wanted):
                 rows = cut(batch.rows, t0, t1)
                 if len(rows):
                     yield Batch(batch.channel, rows, batch.origin)
 
-    def _arrivals(self, wanted: Mapping[int, Channel], t0: int, t1: int) -> tuple[stats.Ints, stats.Ints]:
-        """Chunks that may have rows in the range, in arrival order, and the channel of each."""
-        lists: list[stats.Ints] = []
+    def _arrivals(
+        self, wanted: Mapping[int, Channel], t0: int, t1: int
+    ) -> tuple[stats.Ints, stats.Ints, stats.Ints]:
+        """Chunks that may have rows in the range, in arrival order, the channel of each, and its size in bytes."""
+        lists = [np.empty((3, 0), np.int64)]
         for number, channel in wanted.items():
             with self._reading():
-                chunks = self._reader.chunk_ids(number, channel, t0, t1, limit_b=store.I64_MAX)
-            lists.append(np.array(chunks, np.int64))
-        if not lists:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        ids = np.concatenate(lists)
-        owners = np.repeat(np.array(list(wanted), np.int64), [len(chunks) for chunks in lists])
-        order = np.argsort(ids)
-        return ids[order], owners[order]
+                sizes = self._reader.sizes_b(number, channel, t0, t1)
+            lists.append(np.array([list(sizes), [number] * len(sizes), list(sizes.values())], np.int64))
+        ids, owners, sizes_b = np.concatenate(lists, axis=1)
+        order = np.argsort(ids, kind="stable")
+        return ids[order], owners[order], sizes_b[order]
 
     def _page(self, ids: list[int], owners: list[int], wanted: Mapping[int, Channel]) -> list[Batch]:
         """Chunks as batches, in the order given, without the damaged ones."""
         pairs = list(zip(ids, owners, strict=True))
         with self._reading():
-            chunks: dict[int, bytes] = {}
+            chunks: dict[tuple[int, int], bytes] = {}
             for number, channel in wanted.items():
-                chunks |= self._reader.chunks(channel, [chunk for chunk, owner in pairs if owner == number])
+                mine = [chunk for chunk, owner in pairs if owner == number]
+                found = self._reader.chunks(number, channel, mine)
+                chunks |= {(chunk, number): rows for chunk, rows in found.items()}
             origins = self._reader.origins(ids)
         return [
-            Batch(wanted[owner], sort_rows(join([chunks[chunk]], wanted[owner].dtype)), origins[chunk])
+            Batch(
+                wanted[owner],
+                sort_rows(join([chunks[chunk, owner]], wanted[owner].dtype)),
+                origins.get(chunk, ""),
+            )
             for chunk, owner in pairs
-            if chunk in chunks
+            if (chunk, owner) in chunks
         ]
 
     def _find(self, channel: str) -> tuple[Channel, int]:
@@ -272,3 +291,15 @@ class Recording:
                 raise RecordingError(f"{self.path.name} is closed") from error
             except access.FAILURES as error:
                 raise access.translate(error, self.path) from error
+
+
+def _pages(sizes_b: stats.Ints) -> Iterator[slice]:
+    """Stretches of chunks to be read in one transaction each."""
+    start = total_b = 0
+    for at, size_b in enumerate(sizes_b.tolist()):
+        if at > start and (at - start == PAGE_CHUNKS or total_b + size_b > PAGE_B):
+            yield slice(start, at)
+            start, total_b = at, 0
+        total_b += size_b
+    if start < len(sizes_b):
+        yield slice(start, len(sizes_b))

@@ -13,30 +13,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from opusmon.clock import Anchor, Anchors
-from opusmon.codec import ZLIB, encode
+from opusmon.codec import MAX_CHUNK_B, ZLIB, encode
 from opusmon.recording import store
 from opusmon.recording.catalog import (
+    MAX_ANCHORS,
     MAX_CHANNELS,
+    MAX_MARKS,
     MAX_SCHEMA_CHARS,
     MAX_SESSION_KEYS,
     MAX_STRINGS,
     MAX_TEXT_ID,
+    TextBudget,
     all_ints,
+    read_channel,
 )
 from opusmon.recording.decode import Stored, decode_many, join
 from opusmon.recording.pages import Cell, Pages, cell_at, cells, values
 from opusmon.recording.stage import Stage, Transaction
-from opusmon.recording.store import Mark, RecordingError
+from opusmon.recording.store import Mark, RecordingError, clean_text
 from opusmon.recording.writer import CLOSED
-from opusmon.schema import MAX_TEXT_CHARS, Batch, Channel, SchemaError, StringTable, sort_rows
+from opusmon.schema import Batch, Channel, SchemaError, StringTable, sort_rows
 
 Progress = Callable[[int, int], None]
 
 BLOCK = 2048
-"""Chunks decoded and written together."""
+BLOCK_B = 32 * 1024 * 1024
+"""Chunks, and most bytes of them, decoded and written together."""
+
+MAX_ROW_B = 64 * 1024
+"""Longest row of a small table that is read. A damaged or hostile one may claim to be far longer."""
 
 PAGE_BITS = 16
 """A cell's place is its page number and, in the low bits, where it begins on the page."""
+
+NAMES = 12
+"""Most channels that a report names."""
 
 _SHAPES = {
     ("null", "int", "text", "int", "int", "int", "int", "blob"): "chunk",
@@ -47,6 +58,8 @@ _SHAPES = {
 
 _EXACT_SHAPES = {("null", "int", "int"): "clock", ("int", "text"): "string", ("text", "text"): "session"}
 """Tables so plain that all their columns must match."""
+
+_MOST_B = {"channel": 4 * MAX_SCHEMA_CHARS} | dict.fromkeys(("mark", "clock", "string", "session"), MAX_ROW_B)
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,7 @@ class SalvageReport:
         channels: channels that were found.
         t0: time of the first row, monotonic ns, 0 without rows.
         t1: time of the last row.
+        names: names of the channels.
     """
 
     chunks: int
@@ -68,6 +82,18 @@ class SalvageReport:
     channels: int
     t0: int
     t1: int
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """What was saved and what was not, in one line."""
+        names = ", ".join(self.names[:NAMES]) + (", ..." if len(self.names) > NAMES else "")
+        of = f"{_count(self.channels, 'channel')}{names and f' ({names})'}"
+        left_out = f"{_count(self.lost_chunks, 'damaged chunk')} left out"
+        return f"saved {_count(self.chunks, 'chunk')}, {_count(self.rows, 'row')} of {of}, {left_out}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 class _Place(NamedTuple):
@@ -87,24 +113,40 @@ class _Found:
     anchors: dict[int, Anchor] = field(default_factory=dict)
     marks: dict[int, Mark] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
+    text: TextBudget = field(default_factory=TextBudget)
+    described: TextBudget = field(default_factory=TextBudget)
     ids: array[int] = field(default_factory=lambda: array("q"))
     places: array[int] = field(default_factory=lambda: array("q"))
 
     def take(self, table: str, rowid: int, row: list[Any]) -> None:
-        """Keep a row of a small table."""
-        if table == "channel" and len(self.channels) < MAX_CHANNELS:
-            try:
-                self.channels[rowid] = Channel.from_json(row[2][:MAX_SCHEMA_CHARS])
-            except SchemaError:
-                return
-        elif table == "string" and len(self.texts) < MAX_STRINGS and 0 <= row[0] <= MAX_TEXT_ID:
-            self.texts[rowid] = (row[0], row[1][:MAX_TEXT_CHARS])
-        elif table == "clock":
+        """Keep a row of a small table, within the limits a reader has as well."""
+        cleaned: list[Any] = [clean_text(value) if isinstance(value, str) else value for value in row]
+        budget, kept = (self.described, row) if table == "channel" else (self.text, cleaned)
+        room = budget.take(*(value for value in kept if isinstance(value, str)))
+        if table == "channel" and room and len(self.channels) < MAX_CHANNELS:
+            self._take_channel(rowid, row[2][:MAX_SCHEMA_CHARS])
+        elif table == "clock" and len(self.anchors) < MAX_ANCHORS:
             self.anchors[rowid] = Anchor(rowid, row[1], row[2])
-        elif table == "mark":
-            self.marks[rowid] = Mark(*row[1:5])
+        elif not room:
+            return
+        elif table == "string" and len(self.texts) < MAX_STRINGS and 0 <= row[0] <= MAX_TEXT_ID:
+            self.texts[rowid] = (cleaned[0], cleaned[1])
+        elif table == "mark" and len(self.marks) < MAX_MARKS:
+            self.marks[rowid] = Mark(*cleaned[1:5])
         elif table == "session" and len(self.session) < MAX_SESSION_KEYS:
-            self.session[row[0]] = row[1]
+            self.session[cleaned[0]] = cleaned[1]
+
+    def _take_channel(self, number: int, text: str) -> None:
+        """Keep a channel; of two with one name the first, as a reader does."""
+        try:
+            channel = read_channel(text)
+        except SchemaError:
+            return
+        rivals = [other for other, known in self.channels.items() if known.name == channel.name]
+        if all(number <= rival for rival in rivals):
+            for rival in rivals:
+                del self.channels[rival]
+            self.channels[number] = channel
 
     def chunks(self) -> Iterator[_Place]:
         """The chunks by id; the same id may come twice, where an old copy of a page was left."""
@@ -149,9 +191,9 @@ def _search(pages: Pages, told: Progress) -> _Found:
     """Look at every page: read the small tables, note where chunks are."""
     found = _Found()
     free = pages.free()
-    for number in range(1, pages.count + 1):
-        if number % 1000 == 0:
-            told(number, 2 * pages.count)
+    for done, number in enumerate(pages.numbers()):
+        if done % 1000 == 0:
+            told(done, 2 * pages.count)
         if number in free:
             continue
         for cell in cells(pages, number):
@@ -159,7 +201,7 @@ def _search(pages: Pages, told: Progress) -> _Found:
             if table == "chunk":
                 found.ids.append(cell.rowid)
                 found.places.append(number << PAGE_BITS | cell.start)
-            elif table and (row := values(pages, cell)) is not None:
+            elif cell.size_b <= _MOST_B.get(table, 0) and (row := values(pages, cell)) is not None:
                 found.take(table, cell.rowid, row)
     return found
 
@@ -201,7 +243,8 @@ class _Writing:
             self._out.unlink(missing_ok=True)
             raise RecordingError(f"cannot write {self._out}: {store.describe(error)}") from error
         t0, t1 = min(self._times, default=0), max(self._times, default=0)
-        return SalvageReport(self._chunks, self._rows, self._lost, len(self._found.channels), t0, t1)
+        names = tuple(sorted(channel.name for channel in self._found.channels.values()))
+        return SalvageReport(self._chunks, self._rows, self._lost, len(names), t0, t1, names)
 
     def _write(self, connection: sqlite3.Connection, name: str) -> None:
         found = self._found
@@ -211,11 +254,14 @@ class _Writing:
             self._stage.add_channel(first, channel)
         first.apply(connection)
         block: list[tuple[_Place, list[Any] | None]] = []
+        block_b = 0
         for count, place in enumerate(found.chunks()):
-            block.append((place, self._read(place)))
-            if len(block) == BLOCK:
+            row = self._read(place)
+            block.append((place, row))
+            block_b += self._size_b(row)
+            if len(block) == BLOCK or block_b > BLOCK_B:
                 self._add(connection, block)
-                block = []
+                block, block_b = [], 0
                 self._told(
                     self._pages.count * (len(found.ids) + count) // len(found.ids), 2 * self._pages.count
                 )
@@ -229,6 +275,14 @@ class _Writing:
         """Columns of the chunk at a place."""
         cell = cell_at(self._pages.get(place.page), place.page, place.start)
         return None if cell is None else values(self._pages, cell)
+
+    def _size_b(self, row: list[Any] | None) -> int:
+        """Bytes that a chunk takes as it is stored and when it is decoded."""
+        if row is None:
+            return 0
+        channel = self._found.channels.get(row[1])
+        rows_b = 0 if channel is None else row[5] * channel.dtype.itemsize
+        return len(row[7]) + (rows_b if 0 < rows_b <= MAX_CHUNK_B else 0)
 
     def _add(self, connection: sqlite3.Connection, block: Sequence[tuple[_Place, list[Any] | None]]) -> None:
         """Decode a block of chunks and commit the sound ones."""

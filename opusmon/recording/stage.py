@@ -15,8 +15,8 @@ import numpy as np
 from opusmon.clock import NS, Anchor
 from opusmon.codec import ZLIB, encode
 from opusmon.recording.rollup import LEVELS_NS, Cascade, RollupGroup, encode_group
-from opusmon.recording.store import Mark, clamp, clean_text
-from opusmon.schema import Batch, Channel, Rows, StringTable, join_rows
+from opusmon.recording.store import Mark, clamp, clean_text, storable
+from opusmon.schema import Batch, Channel, Rows, StringTable, conform, join_rows
 
 MAX_CHUNK_ROWS = 65_536
 MAX_SPAN_NS = 10 * NS
@@ -123,7 +123,7 @@ class Stage:
     def _add_run(self, work: Transaction, origin: str, parts: Sequence[Batch]) -> None:
         """Add batches of one channel and origin as one chunk, or several when they are long."""
         known = self._register(work, parts[0].channel)
-        rows = join_rows([_conform(part, known.channel) for part in parts], known.channel)
+        rows = join_rows([conform(part.rows, known.channel) for part in parts], known.channel)
         for piece in split(rows):
             self._add_chunk(work, known, origin, piece, encode(piece))
         self._add_groups(work, known, known.cascade.add(rows))
@@ -154,8 +154,8 @@ class Stage:
         t0, t1 = int(rows["t"][0]), int(rows["t"][-1])
         record = (self._take("chunk"), known.id, clean_text(origin), t0, t1, len(rows), ZLIB, data)
         work.records["chunk"].append(record)
-        if t1 - t0 > known.max_span_ns:
-            known.max_span_ns = t1 - t0
+        if clamp(t1 - t0) > known.max_span_ns:
+            known.max_span_ns = clamp(t1 - t0)
             work.records["span"].append((known.id, known.max_span_ns))
 
     def _register(self, work: Transaction, channel: Channel) -> _Known:
@@ -163,9 +163,7 @@ class Stage:
         known = self._known.get(channel.name)
         if known is None:
             known = self._known[channel.name] = _Known(len(self._known) + 1, channel, Cascade(channel))
-            work.records["channel"].append(
-                (known.id, clean_text(channel.name), clean_text(channel.to_json()))
-            )
+            work.records["channel"].append((known.id, storable(channel.name), storable(channel.to_json())))
             work.records["span"].append((known.id, 0))
         return known
 
@@ -178,7 +176,7 @@ class Stage:
                 known.id,
                 level_ns,
                 group.t0,
-                group.t1,
+                clamp(group.t1),
                 len(group.rows),
                 ZLIB,
                 data,
@@ -236,17 +234,3 @@ def _runs(batches: Sequence[Batch]) -> list[tuple[str, list[Batch]]]:
             runs.append(run)
         run[1].append(batch)
     return runs
-
-
-def _conform(batch: Batch, channel: Channel) -> Rows:
-    """Rows in the columns the file has for this channel; another version's collector may send others."""
-    if batch.channel.dtype == channel.dtype:
-        return batch.rows
-    rows = np.zeros(len(batch.rows), channel.dtype)
-    for name in channel.dtype.names or ():
-        if name in (batch.rows.dtype.names or ()):
-            with np.errstate(invalid="ignore", over="ignore"):
-                rows[name] = batch.rows[name]
-        elif channel.dtype[name].kind == "f":
-            rows[name] = np.nan
-    return rows

@@ -10,8 +10,11 @@ import errno
 import os
 import sqlite3
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from opusmon.schema import MAX_TEXT_CHARS
 
 APPLICATION_ID = 0x6F707573
 """`PRAGMA application_id`: the bytes "opus" at offset 68 of the file."""
@@ -66,7 +69,22 @@ CREATE TABLE mark(id INTEGER PRIMARY KEY, t0 INTEGER NOT NULL, t1 INTEGER NOT NU
 """`span` holds the longest chunk of each channel. It is apart from `channel` because it grows: a description that is
 never written again stays on the first pages, where a copy that was cut off still has it."""
 
-TABLES = frozenset({"session", "clock", "channel", "span", "string", "chunk", "rollup", "mark"})
+_CHUNK_COLUMNS = ("id", "channel", "t0", "t1", "n", "codec", "data")
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "session": ("key", "value"),
+    "clock": ("monotonic", "realtime", "step"),
+    "channel": ("id", "name", "schema_json"),
+    "span": ("channel", "max_ns"),
+    "string": ("id", "text"),
+    "chunk": (*_CHUNK_COLUMNS, "origin"),
+    "rollup": (*_CHUNK_COLUMNS, "level"),
+    "mark": ("id", "t0", "t1", "kind", "text"),
+}
+"""The tables and the columns of each that a reader asks for."""
+
+NUMBERED = frozenset({"clock", "channel", "span", "chunk", "rollup", "mark"})
+"""Tables whose first column is the row's own number, so that nothing but an integer can be in it."""
 
 
 class RecordingError(Exception):
@@ -212,8 +230,16 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def clean_text(text: str) -> str:
-    """Text that UTF-8 can hold: lone surrogates, as in undecodable process names, become "?"."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Text as a recording keeps it: cut to `MAX_TEXT_CHARS`, and see `storable`.
+
+    Apply it to what is also shown before it is recorded, so that both are equal.
+    """
+    return storable(text[:MAX_TEXT_CHARS])
+
+
+def storable(text: str) -> str:
+    """Text that SQLite gives back whole: lone surrogates, as in undecodable process names, and NUL become "?"."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
 
 
 def clamp(value: int) -> int:

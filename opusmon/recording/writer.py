@@ -21,6 +21,10 @@ from opusmon.schema import Batch, StringTable
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
 CHECKPOINT_EVERY_S = 60.0
+MIN_RETAIN_NS = 60 * NS
+MIN_RETAIN_B = 1_000_000
+"""Smallest limits: below them a recording would lose its rows faster than anybody could look at them."""
+
 MAX_MARKS = 10_000
 """Marks and anchors that wait for a stuck disk; more are dropped."""
 
@@ -57,12 +61,12 @@ class Recorder:
         strings: table that the text ids in rows refer to.
         clock: the session clock; its first anchor is recorded at once, later ones come through `anchor`.
         session: facts to store with it: host, argv, version, ...
-        retain_ns: drop what is older than this; None keeps all.
-        retain_b: keep the file and its WAL near this many bytes; None for no limit.
+        retain_ns: drop what is older than this, at least `MIN_RETAIN_NS`; None keeps all.
+        retain_b: keep the file and its WAL near this many bytes, at least `MIN_RETAIN_B`; None for no limit.
         flush_ns: longest time a row waits before it is committed, which is what a crash may lose.
 
     Raises:
-        RecordingError: the file exists or cannot be written.
+        RecordingError: the file exists or cannot be written, or a limit is too small.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Recorder:
         retain_b: int | None = None,
         flush_ns: int = NS,
     ) -> None:
+        _check_limits(retain_ns, retain_b)
         self.path = path
         self._clock = clock
         self._flush_s = flush_ns / 1e9
@@ -112,10 +117,11 @@ class Recorder:
             self._notify()
 
     def mark(self, t0: int, t1: int, kind: str, text: str) -> None:
-        """Record a mark; `t0` and `t1` in monotonic ns."""
+        """Record a mark; `t0` and `t1` in monotonic ns. What becomes of the text is `store.clean_text`."""
+        mark = Mark(int(t0), int(t1), store.clean_text(kind), store.clean_text(text))
         with self._wake:
             if len(self._marks) < MAX_MARKS:
-                self._marks.append(Mark(int(t0), int(t1), kind, text))
+                self._marks.append(mark)
 
     def anchor(self, anchor: Anchor) -> None:
         """Record a reading of both clocks."""
@@ -273,3 +279,19 @@ class Recorder:
     def _set_state(self, recording: bool, error: str) -> None:
         size_b = store.size_b(self.path)
         self._state = replace(self._state, recording=recording, size_b=size_b, error=error)
+
+
+def _check_limits(retain_ns: int | None, retain_b: int | None) -> None:
+    """Refuse limits that would keep next to nothing.
+
+    Raises:
+        RecordingError: one is too small.
+    """
+    if retain_ns is not None and retain_ns < MIN_RETAIN_NS:
+        raise RecordingError(
+            f"rows cannot be kept for {retain_ns / NS:g} s only: ask for {MIN_RETAIN_NS // NS} s or more"
+        )
+    if retain_b is not None and retain_b < MIN_RETAIN_B:
+        raise RecordingError(
+            f"a recording cannot be kept to {retain_b} bytes: ask for {MIN_RETAIN_B / 1e6:g} MB or more"
+        )

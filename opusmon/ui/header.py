@@ -9,6 +9,7 @@ import numpy as np
 
 from opusmon.channels import KEYFRAME_NS, WHOLE_GPU
 from opusmon.clock import NS
+from opusmon.recording import RecorderState
 from opusmon.schema import Rows
 from opusmon.times import format_duration, format_wall
 from opusmon.ui import units
@@ -18,7 +19,6 @@ from opusmon.ui.text import Line, clean, fill, fit, join, line_cells
 LATE_NS = 2 * NS
 """A newest sample older than this is said in red, as `below` does."""
 _COST_LOOKBACK_NS = 12 * NS
-_GPU_LOOKBACK_NS = 10 * NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Facts:
         behind_ns: how far the playhead is behind the newest instant.
         recording: "rec 3h12m 84 MB", "" when nothing is recorded.
         trouble: why recording has stopped or loses rows, "" when it does not.
-        late_ns: age of the newest sample while tracking, else 0.
+        sample: begin and end of the sample shown, None when there is none.
+        late_ns: age of that sample while tracking, else 0.
     """
 
     host: str
@@ -41,6 +42,7 @@ class Facts:
     behind_ns: int
     recording: str
     trouble: str
+    sample: tuple[int, int] | None
     late_ns: int
 
 
@@ -50,14 +52,14 @@ def header(view: View, t: int, facts: Facts, width: int) -> Line:
     devices = view.latest("gpu_device", t, KEYFRAME_NS + 5 * NS)
     state = _state(facts)
     moment = (
-        _interval(view, t)
+        _interval(view, t, facts.sample)
         if facts.tracking or width >= 100
         else ((format_wall(view.anchors, t, 0), "value"),)
     )
     right: list[Line] = [state, moment]
     if facts.trouble:
         right.insert(0, ((f"!! {clean(facts.trouble)}", "bad"),))
-    if facts.late_ns > LATE_NS:
+    if facts.late_ns > max(LATE_NS, 2 * _length(facts.sample)):
         right.insert(0, ((f"!! LATE {facts.late_ns / 1e9:.1f} s", "bad"),))
     extra: list[Line] = [((facts.recording, "label"),)] if facts.recording else []
     cost_pct = cpu_pct(view, t)
@@ -90,14 +92,11 @@ def _state(facts: Facts) -> Line:
     return ((facts.word, "accent"), (behind, "accent"))
 
 
-def _interval(view: View, t: int) -> Line:
+def _interval(view: View, t: int, sample: tuple[int, int] | None) -> Line:
     """The interval that the shown sample covers, else the instant."""
-    rows = view.latest("gpu", t, _GPU_LOOKBACK_NS)
-    if not len(rows):
+    if sample is None:
         return ((format_wall(view.anchors, t, 1), "value"),)
-    newest = rows[np.argmax(rows["t"])]
-    end = int(newest["t"])
-    begin = end - int(newest["dt_ns"])
+    begin, end = sample
     return ((f"{format_wall(view.anchors, begin, 1)} - {format_wall(view.anchors, end, 1)}", "value"),)
 
 
@@ -112,6 +111,14 @@ def _driver(view: View, devices: Rows) -> str:
     return f"driver {clean(view.strings.text(devices[0]['driver']))}" if len(devices) else ""
 
 
-def recording_words(started_t: int, now: int, size_b: int) -> str:
-    """As in "rec 3h12m 84 MB"."""
-    return f"rec {format_duration(max(0, now - started_t) // NS * NS)} {units.size(size_b)}"
+def _length(sample: tuple[int, int] | None) -> int:
+    return sample[1] - sample[0] if sample is not None else 0
+
+
+def recording_words(state: RecorderState | None, now: int) -> str:
+    """As in "rec 3h12m 84 MB"; "" when nothing is recorded."""
+    if state is None:
+        return ""
+    lasted = format_duration(max(0, now - state.started_t) // NS * NS)
+    dropped = f" {state.dropped_rows} rows dropped" if state.dropped_rows else ""
+    return f"rec {lasted} {units.size(state.size_b)}{dropped}"

@@ -102,6 +102,39 @@ class Playhead:
         return max(0, self.edge() - self.t)
 
 
+SAMPLE_GAP_NS = 100_000_000
+"""Rows closer than this are one sample: each GPU of a tick is read a little after the one before it."""
+
+
+def next_sample(step: Callable[[int, int], int | None], t: int, direction: int) -> int | None:
+    """Time of the next (+1) or previous (-1) sample, by its last row; None when there is none.
+
+    Args:
+        step: gives the time of the row after (+1) or before (-1) a time.
+        t: where to start, monotonic ns.
+        direction: +1 or -1.
+    """
+    if direction > 0:
+        found = step(t, 1)
+        # The rest of the sample shown is not the next one.
+        while found is not None and found - t < SAMPLE_GAP_NS:
+            t, found = found, step(found, 1)
+        return _last_of(step, found)
+    found = step(t, -1)
+    while found is not None and t - found < SAMPLE_GAP_NS:
+        t, found = found, step(found, -1)
+    return found
+
+
+def _last_of(step: Callable[[int, int], int | None], t: int | None) -> int | None:
+    while t is not None:
+        following = step(t, 1)
+        if following is None or following - t >= SAMPLE_GAP_NS:
+            return t
+        t = following
+    return None
+
+
 SPANS_NS = tuple(s * NS for s in (10, 30, 60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 24 * 3600))
 """The time spans that `+` and `-` go through; the whole session is one more, beyond the last that fits in it."""
 

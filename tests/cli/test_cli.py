@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -268,3 +269,31 @@ def test_only_the_processes_asked_for_are_recorded(tmp_path):
     assert done.returncode == 0, done.stderr
     with Recording.open(path) as recording:
         assert set(recording.query("gpu_process", 0, recording.t1)["pid"].tolist()) == {os.getpid()}
+
+
+def test_nothing_of_the_current_folder_is_run(host, tmp_path):
+    """`sudo opusmon` in a folder that somebody else can write to."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("queue", "socket", "numpy", "opusmon"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    script = Path(sys.executable).with_name("opusmon")
+    words = [script, "record", "-o", tmp_path / "s.opusmon", "--duration", "1500ms"]
+    done = subprocess.run(words, cwd=here, env=host, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
+    with Recording.open(tmp_path / "s.opusmon") as recording:
+        assert len(recording.query("gpu", 0, recording.t1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--interval", "50ms"], ["--interval", "90s"], ["--retain-size", "1e999"], ["--retain-size", "0"],
+     ["--only", "bogus"], ["--retain", "soon"], ["--span", "wide"]],
+)  # fmt: skip
+def test_arguments_that_cannot_be_used_are_one_line(host, words):
+    verb = ["live", "--screenshot", "/dev/null"] if words[0] == "--span" else ["record", "--duration", "1s"]
+    done = opusmon(*verb, *words, env=host)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert words[1].lstrip("-") in done.stderr

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
 
 from opusmon.clock import NS
-from opusmon.recording import store
+from opusmon.recording import RecordingError, store
 from opusmon.recording.stage import Stage
 from opusmon.schema import Batch, Channel, Field, Rows, StringTable, sort_rows
 
@@ -95,3 +99,60 @@ def mixed_batches(draw: st.DrawFn, horizon_s: int = 2000) -> list[Batch]:
         rows["name"] = draw(st.integers(0, 3))
         out.append(Batch(MIXED, sort_rows(rows), draw(st.sampled_from(["", "", "host-b"]))))
     return out
+
+
+def edit(path: Path, *statements: str) -> None:
+    with sqlite3.connect(path) as raw:
+        for statement in statements:
+            raw.execute(statement)
+    raw.close()
+
+
+def refused(call: Callable[[], object]) -> int:
+    """Whether a call raises a `RecordingError`, of one line; anything else it raises is the test's failure."""
+    try:
+        call()
+    except RecordingError as error:
+        if "\n" in str(error):
+            raise
+        return 1
+    return 0
+
+
+def damage(data: bytes, seed: int) -> bytes:
+    """Some bytes changed at random, more often than not in the middle of a page's structure."""
+    randoms = random.Random(seed)
+    out = bytearray(data)
+    for _ in range(randoms.choice([1, 5, 50, 500])):
+        in_page = randoms.randrange(4096) + 4096 * randoms.randrange(len(out) // 4096)
+        place = randoms.randrange(len(out)) if randoms.random() < 0.7 else in_page
+        flipped = out[place] ^ (1 << randoms.randrange(8))
+        out[place] = randoms.choice([0, 255, flipped, randoms.randrange(256)])
+    return bytes(out)
+
+
+_LIMITED = """
+import resource
+from pathlib import Path
+from opusmon.recording import *
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+{}
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def measured(code: str) -> int:
+    """Peak memory in MB of a child that runs `code`; it is not allowed over 1 GB."""
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _LIMITED.format(code),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-500:]
+    return int(child.stdout.split()[-1])

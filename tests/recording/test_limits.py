@@ -317,7 +317,8 @@ def _free_pages(connection: object) -> int:
     return int(connection.execute("PRAGMA freelist_count").fetchone()[0])  # type: ignore[attr-defined]
 
 
-def test_the_last_chunk_is_never_pruned(tmp_path: Path) -> None:
+def test_the_last_chunk_is_never_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "MIN_RETAIN_B", 1)
     recorder = Recorder(
         tmp_path / "a", strings=StringTable(), clock=ManualClock(), retain_b=1, flush_ns=NS // 1000
     )

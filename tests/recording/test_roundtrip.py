@@ -90,9 +90,9 @@ def test_wide_bins_do_not_read_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     counted: list[int] = []
     real = ChunkReader.chunks
 
-    def count(self: ChunkReader, channel: object, ids: list[int]) -> dict[int, bytes]:
+    def count(self: ChunkReader, number: int, channel: object, ids: list[int]) -> dict[int, bytes]:
         counted.append(len(ids))
-        return real(self, channel, ids)  # type: ignore[arg-type]
+        return real(self, number, channel, ids)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ChunkReader, "chunks", count)
     with Recording.open(tmp_path / "a") as recording:
@@ -170,9 +170,9 @@ def test_texts_marks_anchors_and_session_come_back(tmp_path: Path) -> None:
         assert recording.finished
         both = [Mark(NS, NS, "note", "one\ntwo"), Mark(2 * NS, 3 * NS, "bookmark", "here")]
         assert recording.marks() == both
-        assert recording.marks(NS, 2 * NS) == both[1:]
+        assert recording.marks(NS + 1, 2 * NS) == both[1:]
         assert recording.marks(NS - 1, NS) == both[:1]
-        assert recording.marks(3 * NS) == []
+        assert recording.marks(3 * NS + 1) == []
         steps = [
             Anchor(5 * NS, 1_000 * NS),
             Anchor(60 * NS, 1_055 * NS),

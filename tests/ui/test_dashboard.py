@@ -94,9 +94,9 @@ async def test_samples_are_stepped_by_both_pairs_of_keys():
         window = it.app.session.window
         samples = set(window.query("gpu", 0, window.t1)["t"].tolist())
         assert set(times) <= samples
-        assert times[0] < times[1]
         assert times[2] == times[0]
-        assert times[3] < times[0]
+        for earlier, later in ((times[0], times[1]), (times[3], times[0])):
+            assert 0.9 < (later - earlier) / NS < 1.2  # the demo was sampled each second
 
 
 async def test_jumping_and_going_to_a_time():

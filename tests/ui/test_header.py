@@ -1,14 +1,17 @@
 """The header, the footer and the list of marks: pure functions over a window."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from opusmon.channels import COST, GPU, GPU_DEVICE, GPU_EVENT
 from opusmon.clock import NS, Anchor, Anchors
-from opusmon.recording import Mark
+from opusmon.recording import Mark, RecorderState
 from opusmon.schema import Batch, StringTable
 from opusmon.ui.header import Facts, cpu_pct, header, recording_words
 from opusmon.ui.keys import footer, sheet_lines
-from opusmon.ui.marks import neighbour, places
+from opusmon.ui.marks import Places, neighbour
 from opusmon.ui.screens.cost import cost_lines
 from opusmon.ui.text import line_cells, plain
 from opusmon.window import Window
@@ -46,7 +49,7 @@ def view():
 
 def facts(**changes):
     given = {"host": "gpu-host-7", "word": "LIVE", "tracking": True, "behind_ns": 0, "recording": "rec 3h12m 84 MiB",
-             "trouble": "", "late_ns": 0, **changes}  # fmt: skip
+             "trouble": "", "sample": (T - NS, T), "late_ns": 0, **changes}  # fmt: skip
     return Facts(**given)
 
 
@@ -72,6 +75,8 @@ def test_lateness_and_trouble_come_before_everything_optional(view):
     text = plain(header(view, T, facts(late_ns=2_300_000_000, trouble="disk full: recording stopped"), 80))
     assert "!! LATE 2.3 s" in text
     assert "LATE" not in plain(header(view, T, facts(late_ns=1_900_000_000), 80))
+    slow = facts(late_ns=7 * NS, sample=(T - 5 * NS, T))  # a sample every 5 s is late after 10 s
+    assert "LATE" not in plain(header(view, T, slow, 80))
     assert "!! disk full" in plain(header(view, T, facts(trouble="disk full"), 120))
 
 
@@ -92,7 +97,10 @@ def test_a_host_name_cannot_write_escapes(view):
 
 
 def test_recording_words():
-    assert recording_words(0, 11_520 * NS + 5, 84 * 2**20) == "rec 3h12m 84.0 MiB"
+    state = RecorderState(Path("f"), recording=True, size_b=84 * 2**20, error="", dropped_rows=0, started_t=0)
+    assert recording_words(state, 11_520 * NS + 5) == "rec 3h12m 84.0 MiB"
+    assert recording_words(replace(state, dropped_rows=7), 9 * NS) == "rec 9 s 84.0 MiB 7 rows dropped"
+    assert recording_words(None, 0) == ""
 
 
 def test_cost_is_the_sum_over_processes(view):
@@ -123,12 +131,16 @@ def test_events_and_marks_are_one_list(view):
     ]
     view.push(Batch(GPU_EVENT, GPU_EVENT.rows(rows)))
     view.add_mark(Mark(T + 1, T + 2, "bookmark", "here"))
-    found = places(view)
+    places = Places(view)
+    found = places.update()
     assert [(place.t - T, place.kind) for place in found] == [(1, "bookmark"), (5, "xid"), (7, "xid")]
     assert found[1].text == "GPU 1: fell off the bus"
     assert neighbour(found, T + 1, 1).t == T + 5
     assert neighbour(found, T + 5, -1).t == T + 1
     assert neighbour(found, T + 7, 1) is None
+    late = row(GPU_EVENT, T + 6, gpu=0, gi=-1, kind=intern("lost"), detail=intern("gone"))
+    view.push(Batch(GPU_EVENT, GPU_EVENT.rows([late])))
+    assert [place.kind for place in places.update()] == ["bookmark", "xid", "critical", "xid"]
 
 
 def test_help_fits_eighty_columns():

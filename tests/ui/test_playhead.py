@@ -3,7 +3,7 @@
 import pytest
 
 from opusmon.clock import NS
-from opusmon.ui.playhead import SPANS_NS, Mode, Playhead, next_span
+from opusmon.ui.playhead import SPANS_NS, Mode, Playhead, next_sample, next_span
 
 
 class World:
@@ -80,3 +80,21 @@ def test_speeds_stop_at_both_ends():
 def test_spans(span_s, whole_s, direction, expected_s):
     assert next_span(span_s * NS, whole_s * NS, direction) == expected_s * NS
     assert sorted(SPANS_NS) == list(SPANS_NS)
+
+
+def test_the_rows_of_one_tick_are_one_sample():
+    """Eight GPUs are read one after the other, some milliseconds apart, every second."""
+    ms = 1_000_000
+    rows = [1000 * ms * second + 3 * ms * gpu for second in range(1, 4) for gpu in range(8)]
+
+    def step(t, direction):
+        later, earlier = [r for r in rows if r > t], [r for r in rows if r < t]
+        return (later[0] if later else None) if direction > 0 else (earlier[-1] if earlier else None)
+
+    assert next_sample(step, 0, 1) == 1021 * ms
+    assert next_sample(step, 1021 * ms, 1) == 2021 * ms
+    assert next_sample(step, 1009 * ms, 1) == 2021 * ms
+    assert next_sample(step, 3021 * ms, 1) is None
+    assert next_sample(step, 3021 * ms, -1) == 2021 * ms
+    assert next_sample(step, 2012 * ms, -1) == 1021 * ms
+    assert next_sample(step, 1021 * ms, -1) is None

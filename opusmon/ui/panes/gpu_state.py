@@ -13,6 +13,7 @@ from opusmon.clock import NS
 from opusmon.schema import Rows
 from opusmon.times import format_wall
 from opusmon.ui.panes.base import Frame, View
+from opusmon.ui.panes.gpu_events import newest_events
 from opusmon.ui.panes.gpu_flags import Flag, gpu_flags
 from opusmon.ui.panes.gpu_links import (
     ERROR_FIELDS,
@@ -168,7 +169,7 @@ def _snapshot(frame: Frame) -> Snapshot:
     interval_ns = max((int(row.get("dt_ns", 0)) for row in rows.values()), default=0) or DEFAULT_INTERVAL_NS
     stale = any(t - row["t"] > STALE_INTERVALS * interval_ns for row in rows.values())
     lookback_ns = EVENT_LOOKBACK_NS if late or stale else frame.span_ns
-    events = records(view.latest("gpu_event", t, lookback_ns))
+    events = records(newest_events(view, t, lookback_ns))
     known = _Known(
         rows,
         devices,

@@ -19,7 +19,7 @@ from opusmon.times import format_wall
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.header import Facts, header, recording_words
 from opusmon.ui.keys import footer, sheet_lines
-from opusmon.ui.marks import Place, places
+from opusmon.ui.marks import Places
 from opusmon.ui.panes import PANES
 from opusmon.ui.playhead import Mode, Playhead
 from opusmon.ui.screens.cost import cost_lines
@@ -36,9 +36,10 @@ NARROW_COLUMNS, NARROW_LINES = 100, 30
 SPAN_NS = 300 * NS
 FPS = 4.0
 MESSAGE_S = 5.0
+SAMPLE_CHANNEL = "gpu"
+"""The channel whose newest sample the header dates, and whose age is lateness."""
 QUIET_NS = 1_250_000_000
 """While tracking, a screen that got no new rows for this long is drawn anew, so that ages keep counting."""
-_PLACES_EVERY_NS = NS
 
 
 class Dashboard(TimeScreen):
@@ -98,6 +99,7 @@ class Dashboard(TimeScreen):
         super().__init__()
         self.session = session
         self.playhead = playhead
+        self.places = Places(session.window)
         self._glyphs = glyphs
         self._fps = fps
         self.span_ns = span_ns
@@ -108,8 +110,6 @@ class Dashboard(TimeScreen):
         self._message: Line = ()
         self._hush: Timer | None = None
         self._panes = [PaneWidget(pane, glyphs) for pane in PANES]
-        self._places: list[Place] = []
-        self._places_key: tuple[int, int] = (-1, 0)
 
     def compose(self) -> ComposeResult:
         """One line, the panes, two lines."""
@@ -165,24 +165,27 @@ class Dashboard(TimeScreen):
     def _header(self, t: int) -> Line:
         session = self.session
         tracking = self.playhead.mode is Mode.TRACK
-        state = session.recording
-        words = trouble = ""
-        if state is not None:
-            trouble = "" if state.recording else state.error
-            words = recording_words(state.started_t, session.clock.now(), state.size_b)
-            if state.dropped_rows:
-                words += f" {state.dropped_rows} rows dropped"
-        late_ns = max(0, session.edge() - session.window.t1) if tracking and session.window.t1 else 0
+        sample = self._sample(t)
         facts = Facts(
-            session.meta.get("host", "?"),
-            self._word(t),
-            tracking,
-            self._behind_ns(t),
-            words,
-            trouble,
-            late_ns,
+            host=session.meta.get("host", "?"),
+            word=self._word(t),
+            tracking=tracking,
+            behind_ns=self._behind_ns(t),
+            recording=recording_words(session.recording, session.clock.now()),
+            trouble=session.trouble,
+            sample=sample,
+            late_ns=session.late_ns(sample[1]) if tracking and sample is not None else 0,
         )
         return header(session.window, t, facts, self.size.width)
+
+    def _sample(self, t: int) -> tuple[int, int] | None:
+        """Begin and end of the sample shown, monotonic ns."""
+        window = self.session.window
+        end = window.step(SAMPLE_CHANNEL, t + 1, -1)
+        if end is None:
+            return None
+        rows = window.query(SAMPLE_CHANNEL, end - 1, end)
+        return (end - int(rows["dt_ns"][-1]), end) if len(rows) else None
 
     def _word(self, t: int) -> str:
         mode = self.playhead.mode
@@ -197,10 +200,7 @@ class Dashboard(TimeScreen):
 
     def _bar(self, t: int) -> timeline.TimeBar:
         window = self.session.window
-        version = (window.version, self.session.edge() // _PLACES_EVERY_NS)
-        if version != self._places_key:
-            self._places, self._places_key = places(window), version
-        marks = [timeline.TimeMark(place.t, place.kind) for place in self._places]
+        marks = [timeline.TimeMark(place.t, place.kind) for place in self.places.update()]
         return timeline.TimeBar(window.t0 or t, max(self.session.edge(), t), t, self.span_ns, marks)
 
     def _timebar(self, t: int) -> Line:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 from textual import on
 from textual.screen import Screen
 
 from opusmon.session import Session
 from opusmon.times import TimeError, parse_duration, parse_time
-from opusmon.ui.marks import neighbour, places
-from opusmon.ui.playhead import Mode, Playhead, next_span
+from opusmon.ui.marks import Places, neighbour
+from opusmon.ui.playhead import Mode, Playhead, next_sample, next_span
 from opusmon.ui.widgets.panels import TimeBarWidget
 
 
@@ -21,11 +22,13 @@ class TimeScreen(Screen[None]):
     Attributes:
         session: what is watched or replayed.
         playhead: the instant shown.
+        places: what `n` and `N` go to.
         span_ns: time range of the histories.
     """
 
     session: Session
     playhead: Playhead
+    places: Places
     span_ns: int
 
     @abstractmethod
@@ -49,7 +52,7 @@ class TimeScreen(Screen[None]):
         """To the next or previous sample of the current pane's channel; while live this pauses first."""
         t = self.playhead.t
         self.playhead.pause()
-        found = self.session.window.step(self.step_channel(), t, direction)
+        found = next_sample(partial(self.session.window.step, self.step_channel()), t, direction)
         if found is None:
             self.say("there is no later sample" if direction > 0 else "there is no earlier sample")
             return
@@ -88,7 +91,7 @@ class TimeScreen(Screen[None]):
 
     def action_place(self, direction: int) -> None:
         """To the next or previous finding, mark or event."""
-        place = neighbour(places(self.session.window), self.playhead.t, direction)
+        place = neighbour(self.places.update(), self.playhead.t, direction)
         if place is None:
             self.say(
                 "nothing is marked after this time" if direction > 0 else "nothing is marked before this time"
