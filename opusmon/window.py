@@ -47,12 +47,12 @@ class MarkLike(Protocol):
         ...
 
 
-class Store(Protocol):
-    """What a window falls through to: a recording."""
+class Described(Protocol):
+    """What rows mean: channels, text and wall time."""
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """Channels the file has, by name."""
+        """The channels by name."""
         ...
 
     @property
@@ -62,8 +62,27 @@ class Store(Protocol):
 
     @property
     def anchors(self) -> Anchors:
-        """Wall time."""
+        """Wall time of monotonic instants."""
         ...
+
+
+class Readable(Described, Protocol):
+    """Rows by time."""
+
+    def query(self, channel: str, t0: int, t1: int) -> Rows:
+        """Rows with t0 < t <= t1 in time order."""
+        ...
+
+    def binned(self, channel: str, fields: Sequence[str], t0: int, t1: int, step_ns: int) -> Rows:
+        """Rows with t0 < t <= t1 summarised in bins that start at multiples of `step_ns`.
+
+        Columns: `t` (start of the bin), the key fields, `n`, and `{f}_min`, `{f}_max`, `{f}_mean`, `{f}_n`.
+        """
+        ...
+
+
+class Store(Readable, Protocol):
+    """What a window falls through to: a recording."""
 
     @property
     def t0(self) -> int:
@@ -79,16 +98,8 @@ class Store(Protocol):
         """Notice what was written since; True when there was something."""
         ...
 
-    def query(self, channel: str, t0: int, t1: int) -> Rows:
-        """Rows with t0 < t <= t1."""
-        ...
-
-    def binned(self, channel: str, fields: Sequence[str], t0: int, t1: int, step_ns: int) -> Rows:
-        """`stats.rollup` of those rows."""
-        ...
-
     def step(self, channel: str, t: int, direction: int) -> int | None:
-        """Time of the sample after (+1) or before (-1) `t`."""
+        """Time of the row after (+1) or before (-1) `t`."""
         ...
 
     def marks(self, t0: int | None = None, t1: int | None = None) -> Sequence[MarkLike]:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from itertools import repeat
 from typing import Any, Literal, Protocol, TextIO
 
 from opusmon.clock import NS, Anchors
 from opusmon.schema import Batch, Channel, Field, Rows, StringTable
+from opusmon.window import Described
 
 Format = Literal["csv", "ndjson"]
 FORMATS: tuple[Format, ...] = ("csv", "ndjson")
@@ -33,23 +34,8 @@ class ExportError(ValueError):
     """What cannot be exported and what can, in one line."""
 
 
-class RowSource(Protocol):
+class RowSource(Described, Protocol):
     """What rows are read from; a `Recording` is one."""
-
-    @property
-    def channels(self) -> Mapping[str, Channel]:
-        """The channels by name."""
-        ...
-
-    @property
-    def strings(self) -> StringTable:
-        """The table that text ids refer to."""
-        ...
-
-    @property
-    def anchors(self) -> Anchors:
-        """Wall anchors."""
-        ...
 
     def batches(self, t0: int, t1: int, channels: Sequence[str] | None = None) -> Iterator[Batch]:
         """Rows with `t0 < t <= t1` (monotonic ns), chunk by chunk."""

@@ -6,48 +6,21 @@ reader's; the pane cannot tell. It writes style names, never colours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from opusmon.clock import Anchors
-from opusmon.schema import Channel, Rows, StringTable
+from opusmon.schema import Rows
 from opusmon.ui.glyphs import BRAILLE, Glyphs
 from opusmon.ui.text import Line
+from opusmon.window import Readable
 
 
-class View(Protocol):
-    """What a pane may read; `opusmon.window.Window` is one."""
+class View(Readable, Protocol):
+    """What a pane may read; `opusmon.window.Window` is one. An unknown channel has no rows."""
 
     @property
     def version(self) -> int:
         """Grows with everything that comes in; while it stays, so do the answers."""
-        ...
-
-    @property
-    def channels(self) -> Mapping[str, Channel]:
-        """Every channel seen so far, by name."""
-        ...
-
-    @property
-    def strings(self) -> StringTable:
-        """Text of the ids in the rows."""
-        ...
-
-    @property
-    def anchors(self) -> Anchors:
-        """Wall time of monotonic instants."""
-        ...
-
-    def query(self, channel: str, t0: int, t1: int) -> Rows:
-        """Rows with t0 < t <= t1; empty for an unknown channel."""
-        ...
-
-    def binned(self, channel: str, fields: Sequence[str], t0: int, t1: int, step_ns: int) -> Rows:
-        """Rows with t0 < t <= t1 summarised in bins that start at multiples of `step_ns`.
-
-        Columns: `t` (start of the bin), the key fields, `n`, and `{f}_min`, `{f}_max`, `{f}_mean`, `{f}_n`.
-        """
         ...
 
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
