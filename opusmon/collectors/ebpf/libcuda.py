@@ -112,7 +112,8 @@ class Scanner:
         """
         with contextlib.suppress(OSError):
             return os.open(self._proc / str(pid) / "map_files" / mapping.span, os.O_RDONLY | os.O_CLOEXEC)
-        return os.open(f"{self._proc}/{pid}/root{mapping.path}", os.O_RDONLY | os.O_CLOEXEC)
+        inside = self._proc / str(pid) / "root" / mapping.path.lstrip("/")
+        return os.open(inside, os.O_RDONLY | os.O_CLOEXEC)
 
     def _pids(self) -> Iterable[int]:
         if self._only:
