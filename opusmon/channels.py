@@ -183,7 +183,7 @@ STATUS = Channel(
         Field(
             "state",
             "<u4",
-            help="ok, unavailable, not_supported, no_permission, stale, error, restarting",
+            help="ok, unavailable, not_supported, no_permission, stale, error, restarting, sampled (at times only)",
             text=True,
         ),
         Field("reason", "<u4", help="why, in one sentence", text=True),

@@ -23,7 +23,7 @@ def built() -> Path:
         shared = [*_FLAGS, "-shared", "-fPIC", str(sources[0])]
         _compile([*shared], folder / "libcuda.so.1")
         _compile([*shared, "-DSMALL"], folder / "small.so")
-        _compile([*_FLAGS, str(sources[1]), "-ldl"], folder / "cuda_load")
+        _compile([*_FLAGS, str(sources[1]), "-ldl", "-pthread"], folder / "cuda_load")
         (folder / "done").touch()
     return folder
 

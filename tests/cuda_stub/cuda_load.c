@@ -2,6 +2,8 @@
  *
  *   kernel|kernel_ptsz|coop|ex|ex_ptsz N STREAM    launches
  *   graph|graph_ptsz N STREAM
+ *   threads N STREAM THREADS                       cuLaunchKernel, N by each thread at once
+ *   paced N STREAM NS                              cuLaunchKernel with NS of work before each
  *   h2d|h2d_ptsz|d2h|d2d|any|peer N BYTES STREAM   asynchronous copies
  *   h2d_sync|d2h_sync|d2h_sync_ptds N BYTES        synchronous copies
  *   box2d N FROM TO WIDTH HEIGHT STREAM            cuMemcpy2DAsync; memory kinds 1 host, 2 device
@@ -11,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,6 +88,36 @@ static void kernels(const char *name, u64 n, u64 s)
         f(1, 1, 1, 1, 32, 1, 1, 0, s, 0, 0);
 }
 
+static u64 shared_job[2];
+
+static void *of_thread(void *unused)
+{
+    (void)unused;
+    kernels("cuLaunchKernel", shared_job[0], shared_job[1]);
+    return NULL;
+}
+
+static void threads(u64 n, u64 s, u64 count)
+{
+    pthread_t them[16];
+    shared_job[0] = n;
+    shared_job[1] = s;
+    for (u64 i = 0; i < count && i < 16; i++)
+        pthread_create(&them[i], NULL, of_thread, NULL);
+    for (u64 i = 0; i < count && i < 16; i++)
+        pthread_join(them[i], NULL);
+}
+
+static void paced(u64 n, u64 s, u64 ns)
+{
+    f11 f = (f11)entry("cuLaunchKernel");
+    while (n--) {
+        for (u64 end = now() + ns; now() < end;)
+            ;
+        f(1, 1, 1, 1, 32, 1, 1, 0, s, 0, 0);
+    }
+}
+
 static void waits_last(u64 ns)
 {
     *(int64_t *)entry("stub_wait_ns") = (int64_t)ns;
@@ -97,6 +130,10 @@ static int launches(const char *w, const u64 *v)
         kernels("cuLaunchKernel", v[0], v[1]);
     else if (is(w, "kernel_ptsz"))
         kernels("cuLaunchKernel_ptsz", v[0], v[1]);
+    else if (is(w, "threads"))
+        threads(v[0], v[1], v[2]);
+    else if (is(w, "paced"))
+        paced(v[0], v[1], v[2]);
     else if (is(w, "coop"))
         kernels("cuLaunchCooperativeKernel", v[0], v[1]);
     else if (is(w, "ex") || is(w, "ex_ptsz")) {

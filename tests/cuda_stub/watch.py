@@ -44,11 +44,12 @@ class Watch:
 
     Args:
         interval: as the command line takes it.
+        stderr: where its complaints go; to ours by default.
     """
 
-    def __init__(self, interval: str = "250ms") -> None:
+    def __init__(self, interval: str = "250ms", stderr: int | None = None) -> None:
         argv = [sys.executable, "-m", "opusmon", "stream", "--only", "streams", "--interval", interval]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
         self.strings = StringTable()
         self.batches: list[Batch] = []
         self.files = 0
@@ -103,4 +104,7 @@ class Watch:
     def close(self) -> None:
         """End it at once; the kernel removes its probes."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -18,6 +18,8 @@ MAX_LIBRARIES = 12
 """bcc allows 1000 probes at once; a library takes up to 70."""
 KEEP_UNUSED = 4
 """Files that no process maps any more stay probed, so that the next process is seen from its first call."""
+RETRY_SCANS = 30
+"""A file that could not be opened or read is tried again after so many scans."""
 
 FileKey = tuple[int, int]
 Open = Callable[[int, Mapped], int]
@@ -68,14 +70,19 @@ class Libraries:
         self._files: dict[tuple[str, int], FileKey] = {}
         self._libraries: dict[FileKey, Library] = {}
         self._scans = 0
+        self._unread: dict[str, str] = {}
+        self._partly: dict[str, str] = {}
         self.on: set[Group] = {"always"}
-        self.refused: dict[str, str] = {}
-        """Path to why that library, or part of it, is not probed."""
 
     @property
     def probed(self) -> int:
         """How many files have probes on them."""
         return sum(any(library.links.values()) for library in self._libraries.values())
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Path to why that library, or part of it, is not probed."""
+        return {**self._unread, **self._partly}
 
     @property
     def cheap(self) -> bool:
@@ -85,6 +92,8 @@ class Libraries:
     def follow(self, scan: Scan) -> None:
         """Probe what is new; forget files that have long been unused."""
         self._scans += 1
+        if self._scans % RETRY_SCANS == 0:
+            self._unread.clear()
         for pid, mappings in scan.processes.items():
             for mapping in mappings:
                 self._use(pid, mapping)
@@ -107,7 +116,7 @@ class Libraries:
 
     def _use(self, pid: int, mapping: Mapped) -> None:
         key = self._files.get(mapping.key)
-        if key is None and mapping.path not in self.refused:
+        if key is None and mapping.path not in self._unread:
             key = self._add(pid, mapping)
         if key in self._libraries:
             self._libraries[key].used = self._scans
@@ -118,7 +127,7 @@ class Libraries:
             fd = self._open(pid, mapping)
         except OSError as error:
             if not isinstance(error, FileNotFoundError | ProcessLookupError):
-                self.refused[mapping.path] = f"cannot be opened: {error.strerror}"
+                self._unread[mapping.path] = f"cannot be opened: {error.strerror}"
             return None  # the process has ended, or its file is gone
         info = os.fstat(fd)
         key = (info.st_dev, info.st_ino)
@@ -135,16 +144,16 @@ class Libraries:
 
     def _read(self, fd: int, path: str) -> Library | None:
         if len(self._libraries) >= MAX_LIBRARIES:
-            self.refused[path] = f"{MAX_LIBRARIES} other libraries are probed already"
+            self._unread[path] = f"{MAX_LIBRARIES} other libraries are probed already"
             return None
         try:
             with os.fdopen(os.dup(fd), "rb") as file:
                 found = elf.by_address(elf.functions(file, self._entries.keys()))
         except elf.NotALibrary as error:
-            self.refused[path] = f"is not a library that can be read: {error}"
+            self._unread[path] = f"is not a library that can be read: {error}"
             return None
         if not found:
-            self.refused[path] = "exports none of the functions that are probed"
+            self._unread[path] = "exports none of the functions that are probed"
             return None
         places = {function.name: elf.entry(function, self._machine) for function in found.values()}
         targets: dict[Group, list[tuple[int, Entry]]] = {"always": [], "launch": [], "poll": []}
@@ -164,7 +173,7 @@ class Libraries:
                     links.append(self._backend.attach(path, address, entry.on_return, on_return=True))
                 links.append(self._backend.attach(path, address, entry.program))
             except ProbesUnavailable as error:
-                self.refused[library.path] = f"{entry.symbol}: {error}"
+                self._partly[library.path] = f"{entry.symbol}: {error}"
 
     def _unset(self, library: Library, group: Group) -> None:
         for link in library.links.pop(group, []):
@@ -175,6 +184,7 @@ class Libraries:
         self._files = {mapped: file for mapped, file in self._files.items() if file != key}
         for group in list(library.links):
             self._unset(library, group)
+        self._partly.pop(library.path, None)
         os.close(library.fd)
 
     def close(self) -> None:
