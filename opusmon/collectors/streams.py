@@ -195,14 +195,14 @@ class StreamsCollector:
 
     def _ration(self, group: _Sampled, hits: Hits, dt_ns: int, covered: bool, next_due: int) -> None:
         """Decide whether a group of probes stays on, and set or remove it."""
-        bursts = self._bursts[group]
+        bursts, count = self._bursts[group], getattr(hits, group)
         if covered:
             dear = self._libraries is not None and not self._libraries.cheap
-            bursts.measured(getattr(hits, group), dt_ns, DEAR_HIT_NS if dear else CHEAP_HIT_NS)
+            bursts.measured(count, dt_ns, DEAR_HIT_NS if dear else CHEAP_HIT_NS)
             if not bursts.wanted:
                 self._start(self._switch_off(group))
         else:
-            bursts.passed()
+            bursts.passed(count)
         if bursts.soon:
             margin = min(MARGIN_NS, self._interval_ns // 4)
             self._start(self._switch_on(group, (next_due - margin - self._clock.now()) / NS))

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cuda_stub import Load
+from cuda_stub.watch import Watch
 
 from opusmon.clock import SystemClock
 from opusmon.collectors.ebpf import probes
@@ -104,6 +105,22 @@ async def at_work(seconds: float, streams: int) -> None:
         thread.join()
 
 
+def within_budget(launches: int = 2_800_000) -> None:
+    """Print what a loop with 10 us of work per launch loses to the collector at its default settings, in about 28 s."""
+    command = f"paced {launches} 17 10000"
+    with Load() as load:
+        before = load.do(f"paced {launches // 4} 17 10000") * 4
+        watch = Watch("1s")
+        watch.until(lambda: watch.files == 1)
+        took: list[int] = []
+        thread = threading.Thread(target=lambda: took.append(load.do(command)))
+        thread.start()
+        watch.until(lambda: not thread.is_alive(), 120)
+        print(f"launch-bound loop: {(took[0] / before - 1) * 100:+.2f} % time; {watch.reasons()[-1][2]}")
+        watch.close()
+
+
 if __name__ == "__main__":
     per_hit()
+    within_budget()
     asyncio.run(at_work(16, 16))

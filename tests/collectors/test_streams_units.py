@@ -326,6 +326,16 @@ def test_a_burst_of_one_interval_in_n() -> None:
     assert bursts.every == 1
 
 
+def test_hits_while_probes_come_and_go_are_part_of_the_cost() -> None:
+    bursts = Bursts(1.0)
+    bursts.measured(90_000, NS, 1_500)  # 13.5 %
+    bursts.passed(20_000)
+    for _ in range(12):
+        bursts.passed(0)
+    bursts.measured(90_000, NS, 1_500)
+    assert bursts.every == 17  # 110,000 hits a cycle
+
+
 @given(st.integers(0, 10**9), st.integers(10**8, 10**10), st.floats(0, 50))
 def test_the_mean_cost_stays_within_the_budget(hits: int, dt_ns: int, budget: float) -> None:
     bursts = Bursts(budget)

@@ -157,8 +157,9 @@ class Libraries:
             return None
         places = {function.name: elf.entry(function, self._machine) for function in found.values()}
         targets: dict[Group, list[tuple[int, Entry]]] = {"always": [], "launch": [], "poll": []}
-        for name, (address, _) in places.items():
-            targets[self._entries[name].group].append((address, self._entries[name]))
+        for name, entry in self._entries.items():
+            if name in places:
+                targets[entry.group].append((places[name][0], entry))
         return Library(fd, path, targets, all(cheap for _, cheap in places.values()))
 
     def _set(self, library: Library, group: Group) -> None:

@@ -28,8 +28,8 @@ class Bursts:
         """On for one interval of so many; 1 is always on."""
         self.off_left = 0
         """Whole intervals still to pass with the probes off."""
-        self.rate = math.nan
-        """Hits per second when last measured."""
+        self._around = 0
+        """Hits outside the interval that counts, in this cycle: while probes are being set and removed."""
 
     @property
     def wanted(self) -> bool:
@@ -43,16 +43,18 @@ class Bursts:
 
     def measured(self, hits: int, dt_ns: int, hit_ns: int) -> None:
         """The probes were on throughout an interval of `dt_ns` and were hit so often: decide how to go on."""
-        self.rate = hits / (dt_ns / 1e9)
-        share = self.rate * hit_ns / 1e9
-        self.every = 1 if share <= self._budget else self._cycle(share)
+        share = hits * hit_ns / dt_ns
+        whole = (hits + self._around) * hit_ns / dt_ns
+        self.every = 1 if share <= self._budget else self._cycle(whole)
         self.off_left = self.every - 1
+        self._around = 0
 
     def _cycle(self, share: float) -> int:
         if share >= self._budget * MAX_EVERY:
             return MAX_EVERY
         return max(2, math.ceil(share / self._budget))
 
-    def passed(self) -> None:
-        """An interval with the probes off has ended."""
+    def passed(self, hits: int = 0) -> None:
+        """An interval with the probes off, or not on throughout, has ended; there were `hits` all the same."""
+        self._around += hits
         self.off_left = max(0, self.off_left - 1)
