@@ -183,7 +183,7 @@ STATUS = Channel(
         Field(
             "state",
             "<u4",
-            help="ok, unavailable, not_supported, no_permission, stale, error, restarting",
+            help="ok, unavailable, not_supported, no_permission, stale, error, restarting, sampled (at times only)",
             text=True,
         ),
         Field("reason", "<u4", help="why, in one sentence", text=True),
@@ -212,5 +212,59 @@ COST = Channel(
     help="What watching costs.",
 )
 
-ALL: tuple[Channel, ...] = (GPU, GPU_DEVICE, NVLINK, GPU_PROCESS, GPU_EVENT, STATUS, COST)
+_WAIT_BINS = {
+    "wait_lt_10us": "under 10 us",
+    "wait_lt_100us": "of 10 to 100 us",
+    "wait_lt_1ms": "of 100 us to 1 ms",
+    "wait_lt_10ms": "of 1 to 10 ms",
+    "wait_lt_100ms": "of 10 to 100 ms",
+    "wait_lt_1s": "of 100 ms to 1 s",
+    "wait_ge_1s": "of 1 s and more",
+}
+
+WHOLE_CONTEXT = 2**64 - 1
+"""Value of `stream` in rows for waits on all streams of a context, or on an event whose stream was not seen."""
+
+STREAM = Channel(
+    "stream",
+    "gauge",
+    (
+        Field("pid", "<i4"),
+        Field(
+            "stream",
+            "<u8",
+            help="handle; 0 is the legacy default stream, 2 the per-thread default, 2^64 - 1 the whole context",
+        ),
+        Field("tid", "<i4", help="thread that launched or waited last"),
+        Field("process", "<u4", help="process name", text=True),
+        Field("thread", "<u4", help="name of that thread", text=True),
+        Field("dt_ns", "<i8", "ns", "counts cover [t - dt_ns, t]"),
+        Field("launches", "<f4", "", "kernel launches; NaN while they were not counted throughout"),
+        Field("graph_launches", "<f4"),
+        Field("copies", "<f4", "", "asynchronous and synchronous copies"),
+        Field("h2d_b", "<f8", "B", "host to device"),
+        Field("d2h_b", "<f8", "B", "device to host"),
+        Field("d2d_b", "<f8", "B", "device to device, peers included"),
+        Field("other_b", "<f8", "B", "direction not told by the call"),
+        Field(
+            "waits",
+            "<f4",
+            "",
+            "blocking waits for this stream that ended (stream, event, context synchronise, synchronous copies)",
+        ),
+        Field("wait_ns", "<f8", "ns", "host time in them; several threads add up"),
+        Field("wait_max_ns", "<f8", "ns"),
+        *(Field(name, "<f4", "", f"waits {words}") for name, words in _WAIT_BINS.items()),
+        Field("bubbles", "<f4", "", "gaps from the end of a wait to the next launch"),
+        Field("bubble_ns", "<f8", "ns", "their sum"),
+        Field("bubble_max_ns", "<f8", "ns"),
+        Field("since_launch_ns", "<f8", "ns", "time since the last launch at t; NaN when none was seen"),
+        Field("launch_call_ns", "<f8", "ns", "host time in launch calls; NaN where it is not measured"),
+        Field("not_ready", "<f4", "", "polls answered NOT_READY; NaN while they were not counted throughout"),
+    ),
+    key=("pid", "stream"),
+    help="Host evidence of CUDA stream use by uprobes, aggregated in the kernel; not GPU time.",
+)
+
+ALL: tuple[Channel, ...] = (GPU, GPU_DEVICE, NVLINK, GPU_PROCESS, GPU_EVENT, STATUS, COST, STREAM)
 BY_NAME = {channel.name: channel for channel in ALL}

@@ -40,7 +40,7 @@ class Report:
     Attributes:
         facilities: in the order in which they are shown.
         nvml: what NVML answered.
-        panes: why a pane has no collector, by name.
+        panes: why a pane has nothing to show, by name.
         release: of the kernel.
     """
 
@@ -84,7 +84,8 @@ def examine(host: Host, ask_nvml: Callable[[], nvml_check.Answer] = nvml_check.a
     found = [_with_answer(facility, answer) for facility in facilities.survey(host=host)]
     place = next(i for i, facility in enumerate(found) if facility.name == "gpm")
     found.insert(place, _nvml(answer, found))
-    panes = {"latency": latency.probe(), "streams": streams.probe(host), "stalls": stalls.probe(host)}
+    asked = {"latency": latency.probe(), "streams": streams.probe(host), "stalls": stalls.probe(host)}
+    panes = {name: why for name, why in asked.items() if why is not None}
     return Report(found, answer, panes, host.release)
 
 

@@ -468,24 +468,59 @@ def test_an_empty_host_answers_every_question(tmp_path: Path) -> None:
 
 def test_awaited_panes_say_so_and_how_to_prepare(tree: Tree) -> None:
     tree.put("/proc/self/mounts", "sysfs /sys sysfs rw 0 0\n").put(f"/lib/modules/{KERNEL}/build/include/x")
-    for module in (streams, stalls):
-        answer = module.probe(tree.host())
-        name = module.__name__.rpartition(".")[2]
-        assert answer.reason == (
-            f"this version of opusmon has no {name} collector yet; for a version that has one, this host lacks: "
-            "tracefs, bcc for Python, privileges"
-        )
-        assert answer.remedy == (
-            'sudo mount -t tracefs tracefs /sys/kernel/tracing && sudo apt install python3-bpfcc && sudo "$(command -v opusmon)"'
-        )
+    answer = stalls.probe(tree.host())
+    assert answer.reason == (
+        "this version of opusmon has no stalls collector yet; for a version that has one, this host lacks: "
+        "tracefs, bcc for Python, privileges"
+    )
+    assert answer.remedy == (
+        'sudo mount -t tracefs tracefs /sys/kernel/tracing && sudo apt install python3-bpfcc && sudo "$(command -v opusmon)"'
+    )
     assert latency.probe().reason.startswith("this version of opusmon has no latency collector yet")
     assert all(module.SHOWS for module in (latency, streams, stalls))
 
 
-def test_a_prepared_host_lacks_nothing_but_the_collector(tree: Tree) -> None:
-    tree.put("/proc/self/mounts", "tracefs /t tracefs rw 0 0\n").put("/proc/self/status", ROOT)
-    tree.put("/usr/lib/python3/dist-packages/bcc/table.py").put("/usr/lib64/libbcc.so.0").put(
-        f"/lib/modules/{KERNEL}/build/include/x"
+def test_streams_say_what_is_missing_and_how_to_get_it(tree: Tree) -> None:
+    tree.put("/proc/self/mounts", "sysfs /sys sysfs rw 0 0\n")
+    answer = streams.probe(tree.host())
+    assert answer is not None
+    assert answer.reason == (
+        "tracefs: not mounted, tracepoints (scheduler, futex) are listed there; mount it before opusmon starts; "
+        "bcc for Python: not found, it compiles and loads the probes; "
+        f"kernel headers: none for {KERNEL}, bcc compiles the probes against them; "
+        "privileges: an ordinary user, probes in the kernel need CAP_BPF, CAP_PERFMON, CAP_DAC_OVERRIDE, CAP_SYS_PTRACE"
     )
-    assert streams.probe(tree.host()).remedy == ""
-    assert streams.probe(tree.host()).reason == "this version of opusmon has no streams collector yet"
+    assert answer.remedy.startswith("sudo mount -t tracefs tracefs /sys/kernel/tracing && sudo apt install")
+    assert answer.remedy.endswith('&& sudo "$(command -v opusmon)"')
+
+
+def prepared(tree: Tree) -> Tree:
+    tree.put("/proc/self/mounts", "tracefs /t tracefs rw 0 0\n").put("/proc/self/status", ROOT)
+    return tree.put("/usr/lib64/libbcc.so.0")
+
+
+def test_a_prepared_host_can_watch_streams_and_lacks_the_stalls_collector(tree: Tree) -> None:
+    prepared(tree).put("/usr/lib/python3/dist-packages/bcc/table.py")
+    tree.put(f"/lib/modules/{KERNEL}/build/include/x")
+    assert streams.probe(tree.host()) is None
+    assert stalls.probe(tree.host()).remedy == ""
+    assert stalls.probe(tree.host()).reason == "this version of opusmon has no stalls collector yet"
+
+
+def test_an_unpacked_bcc_and_its_headers_do_as_well(tree: Tree) -> None:
+    prepared(tree).put("/opt/b/python/bcc/table.py").put("/opt/b/h/include/x")
+    assert streams.probe(tree.host(("/opt/b/python",), BCC_KERNEL_SOURCE="/opt/b/h")) is None
+    answer = streams.probe(tree.host(("/opt/b/python",), BCC_KERNEL_SOURCE="/opt/none"))
+    assert answer is not None
+    assert answer.reason.startswith("kernel headers: ")
+
+
+def test_steps_that_are_no_commands_are_given_as_they_are(tree: Tree) -> None:
+    prepared(tree).put("/usr/lib/python3/dist-packages/bcc/table.py").put("/proc/self/status", DOCKER)
+    tree.put(f"/lib/modules/{KERNEL}/build/include/x")
+    answer = streams.probe(tree.host())
+    assert answer is not None
+    assert (
+        answer.remedy
+        == "Start the container with: --pid host --cap-add BPF --cap-add PERFMON --cap-add SYS_PTRACE"
+    )

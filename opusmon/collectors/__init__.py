@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 REGISTRY: dict[str, str] = {
     "gpu": "opusmon.collectors.gpu:GpuCollector",
+    "streams": "opusmon.collectors.streams:StreamsCollector",
 }
 """Collectors that exist: name, as `--only` takes it, to "module:class"."""
 
 AWAITED: dict[str, str] = {
     "latency": "opusmon.collectors.latency",
-    "streams": "opusmon.collectors.streams",
     "stalls": "opusmon.collectors.stalls",
 }
 """Panes whose collector this version does not have: name to the module whose `probe()` says what it will need."""

@@ -174,7 +174,7 @@ def test_a_truncated_copy_is_salvaged(tmp_path):
 
 def test_nothing_to_watch_is_one_line_with_a_way_on(tmp_path):
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "LD_LIBRARY_PATH": ""}
-    line = one_line(opusmon("record", "--duration", "1s", env=env))
+    line = one_line(opusmon("record", "--only", "gpu", "--duration", "1s", env=env))
     assert "opusmon doctor" in line
     assert list(tmp_path.rglob("*.opusmon")) == []
 
@@ -254,7 +254,7 @@ def test_a_driver_that_does_not_answer_ends_a_recorder_with_the_reason(tmp_path)
     stub = Stub(tmp_path).build()
     stub.fault("nvmlInitWithFlags", "return 18")
     env = {**stub.env(), "XDG_STATE_HOME": str(tmp_path)}
-    done = opusmon("record", "-o", tmp_path / "s.opusmon", "--duration", "20s", env=env)
+    done = opusmon("record", "--only", "gpu", "-o", tmp_path / "s.opusmon", "--duration", "20s", env=env)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "version" in done.stderr.splitlines()[-1]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from opusmon.collectors import latency, stalls, streams
+from opusmon.collectors import latency, stalls
 from opusmon.ui.panes.awaited import AwaitedPane
 from opusmon.ui.panes.base import Pane
 from opusmon.ui.panes.gpu import GpuPane
+from opusmon.ui.panes.streams import StreamsPane
 
 PANES: tuple[Pane, ...] = (
     AwaitedPane("latency", 1, latency.SHOWS),
     GpuPane(),
-    AwaitedPane("streams", 3, streams.SHOWS),
+    StreamsPane(),
     AwaitedPane("stalls", 4, stalls.SHOWS),
 )

@@ -1,0 +1,1 @@
+"""Probes in the kernel: finding what to probe, setting the probes, reading what they added up."""

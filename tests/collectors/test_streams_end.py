@@ -1,0 +1,86 @@
+"""However the streams collector ends, its probes go with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cuda_stub import Load, copy_of_library
+from cuda_stub.watch import Watch
+from needs import needs
+
+from opusmon.collectors.streams import StreamsCollector
+
+needs("root", "bcc", "gcc")
+if why := StreamsCollector.probe():
+    pytest.skip(f"probes cannot be set here: {why.reason}", allow_module_level=True)
+
+FREE_NS = 150
+"""A launch of the stub takes 3-10 ns; with a probe on it, 250 ns and more."""
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-m", "opusmon", "stream", "--only", "streams"],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+print(child.pid, flush=True)
+while data := child.stdout.read1(65536):
+    print(len(data), flush=True)
+"""
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that nobody has buried yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def close_stdin(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (close_stdin, 0),
+        (subprocess.Popen.terminate, -signal.SIGTERM),
+        (subprocess.Popen.kill, -signal.SIGKILL),
+    ],
+)
+def test_no_probe_is_left_when_it_ends(
+    tmp_path: Path, end: Callable[[subprocess.Popen[bytes]], None], code: int
+) -> None:
+    with Load(copy_of_library(tmp_path)) as load:
+        watch = Watch(stderr=subprocess.PIPE)
+        watch.until(lambda: watch.files == 1)
+        assert load.do("kernel 10000 7") / 10_000 > FREE_NS
+        end(watch.process)
+        assert watch.process.wait(10) == code
+        assert watch.process.stderr is not None
+        assert watch.process.stderr.read() == b""  # bcc has nothing to complain about at exit
+        assert load.do("kernel 10000 7") / 10_000 < FREE_NS
+        watch.close()
+
+
+def test_no_probe_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
+    with Load(copy_of_library(tmp_path)) as load:
+        parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        deadline = time.monotonic() + 20
+        while load.do("kernel 10000 7") / 10_000 < FREE_NS:  # until the probes are on
+            assert time.monotonic() < deadline
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.communicate()
+        while load.do("kernel 10000 7") / 10_000 > FREE_NS or not ended(child):
+            assert time.monotonic() < deadline + 20, "the probes are still on"
+    events = Path("/sys/kernel/tracing/uprobe_events")
+    assert not events.exists() or str(child) not in events.read_text()

@@ -1,0 +1,650 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opusmon.channels import BY_NAME
+from opusmon.clock import NS, Anchors
+from opusmon.schema import Batch
+from opusmon.ui.glyphs import ASCII, BRAILLE
+from opusmon.ui.glyphs import BY_NAME as GLYPHS
+from opusmon.ui.panes import PANES
+from opusmon.ui.panes.base import Frame, PaneState, Size
+from opusmon.ui.panes.streams_bins import wanted
+from opusmon.ui.panes.streams_lanes import LaneCodes, axis, lane_codes
+from opusmon.ui.panes.streams_state import SORTS, snapshot
+from opusmon.ui.panes.streams_table import short_duration, short_number
+from opusmon.ui.text import STYLES, line_cells, plain
+from opusmon.window import Window
+
+from .fakestreams import (
+    COPY,
+    HANDLE,
+    IDLE,
+    MS,
+    PANE,
+    WORKER,
+    FakeStreams,
+    add_gpus,
+    add_status,
+    draw,
+    phases,
+    picture,
+    serving,
+    stream_fields,
+)
+from .fakeview import END, NAN, T0, frame, gpu_fields
+
+
+def names(view, **state):
+    return [stream.name for stream in snapshot(frame(view, **state)).streams]
+
+
+def one(**changes):
+    """One stream with one row, at the end of the session, and one GPU."""
+    view = add_gpus(FakeStreams())
+    view.add("stream", END, **stream_fields(**changes))
+    return view
+
+
+def test_78x21():
+    # 610 ms of waits in 1 s: two of four cells; 120 ms of bubbles in 1 s; 48 of 1248 launches are graphs
+    lines = draw(serving())
+    assert lines == [
+        " GPU 0 SM 84 % measured                 2 streams  kernels 1200/s  graphs 48/s",
+        " PROC/THREAD   STREAM LAUNCH/s GRAPH/s     GB/s*WAIT ms/s    MAX BUBBLE  SINCE",
+        ">vllm/worker-0 ~b2e00     1200      48 <0.1 mix  610 ##--  84 ms   12 % 2.1 ms",
+        "   " + "w" * 74,
+        " vllm/copy     ~b3e00        0       0 55.3 d2d   22 #---   9 ms    3 % 2.1 ms",
+        "   " + "-" * 74,
+        " # graphs  = kernels  - copies  w wait 50 %+  o bubble 20 %+  O 50 %+  . none",
+        "",
+        " vllm/worker-0  pid 12345  thread 12399  stream 0x55d0c84b2e00",
+        " kernels 1200 per s  graphs 48 per s  graph share 4 %",
+        " copies 96 per s  h2d 2.0 MB/s  d2h 1.0 MB/s  d2d 0 B/s",
+        " wait 610 ms/s  in 48 waits per s  mean 13 ms  longest 84 ms",
+        " bubble 12 %  in 48 gaps per s  mean 2.5 ms  longest 4.1 ms",
+        " 2880 waits in 1m, by how long they took",
+        "     <10 us      180 ##--------------------------------------   6 %",
+        "  10-100 us      120 ##--------------------------------------   4 %",
+        "   0.1-1 ms        0 ----------------------------------------   0 %",
+        "    1-10 ms      660 #########-------------------------------  23 %",
+        "  10-100 ms     1920 ###########################-------------  67 %",
+        "    0.1-1 s        0 ----------------------------------------   0 %",
+        "      >=1 s        0 ----------------------------------------   0 %",
+    ]
+
+
+def test_rates_are_per_second_whatever_the_interval():
+    # the same counts over two seconds are half the rate; 1220 ms of waits in 2 s are 610 ms/s
+    line = draw(one(dt_ns=2 * NS, wait_ns=1220 * MS))[2]
+    assert line.split()[2:] == ["600", "24", "<0.1", "mix", "610", "##--", "84", "ms", "6", "%", "2.1", "ms"]
+
+
+def test_many_streams_are_folded_and_the_selected_one_is_in_sight():
+    view = serving(others=193)  # 195 in all: 17 - 2 - 1 have room
+    lines = draw(view, 80, 17)
+    assert len([line for line in lines if "vllm/" in line]) == 14
+    assert lines[-1] == " +181 more"
+    lines = draw(view, 80, 17, selected=100)
+    assert lines[15].startswith(">vllm/pool-98 ")
+    assert lines[16] == " +87 above  +94 more"
+    assert PANE.items(frame(view)) == 195
+
+
+def test_sorted_by_wait_by_default_and_by_what_is_asked_for():
+    view = FakeStreams()
+    rows = {
+        "a": {"wait_ns": 1 * MS, "launches": 5, "graph_launches": 1, "bubble_ns": 9 * MS, "d2d_b": 4e9},
+        "b": {"wait_ns": 3 * MS, "launches": 4, "graph_launches": 3, "bubble_ns": 8 * MS, "d2d_b": 5e9},
+        "C": {"wait_ns": 2 * MS, "launches": 6, "graph_launches": 2, "bubble_ns": 7 * MS, "d2d_b": 6e9},
+    }
+    for number, (name, fields) in enumerate(rows.items()):
+        view.add(
+            "stream",
+            END,
+            **stream_fields(**{**IDLE, "stream": 100 + number, "process": name, **fields}, thread=""),
+        )
+    assert names(view) == ["b", "C", "a"]
+    orders = {sort: "".join(names(view, sort=sort)) for sort in SORTS}
+    assert orders == {
+        "wait": "bCa",
+        "launches": "Cab",
+        "graphs": "bCa",
+        "bubble": "abC",
+        "copies": "Cba",
+        "name": "abC",
+    }
+    assert "LAUNCH/s*" not in picture(view)
+    assert "*LAUNCH/s" in picture(view, sort="launches")
+
+
+def test_unknown_numbers_sort_last():
+    view = one(launches=NAN)
+    view.add("stream", END, **stream_fields(**COPY))
+    assert names(view, sort="launches") == ["vllm/copy", "vllm/worker-0"]
+
+
+def test_filter_by_name_pid_and_handle():
+    view = serving(others=2)
+    view.add("stream", END, **stream_fields(pid=777, process="trainer", thread="trainer"))
+    assert names(view, filter="COPY") == ["vllm/copy"]
+    assert names(view, filter="777") == ["trainer"]
+    assert names(view, filter=f"{HANDLE:x}") == ["trainer", "vllm/worker-0"]
+    lines = draw(view, filter="copy")
+    assert "filter: copy  1 of 5 streams" in lines[0]
+    assert ' no stream matches "zzz"' in draw(view, filter="zzz")
+
+
+def test_several_processes_are_told_apart_by_pid():
+    view = one()
+    assert "PID" not in draw(view)[1]
+    view.add("stream", END, **stream_fields(pid=12_346))
+    lines = draw(view)
+    assert lines[1].split()[:3] == ["PROC/THREAD", "PID", "STREAM"]
+    assert {line.split()[1] for line in lines if line[1:].startswith("vllm/worker-0  ") and "~" in line} == {
+        "12345",
+        "12346",
+    }
+
+
+@pytest.mark.parametrize(
+    ("stream", "cell"),
+    [(0, "legacy"), (1, "legacy"), (2, "thread"), (7, "0x7"), (HANDLE, "~b2e00"), (2**64 - 1, "ctx")],
+)
+def test_the_streams_that_cuda_names_have_names(stream, cell):
+    assert draw(one(stream=stream))[2].split()[1] == cell
+
+
+def test_a_whole_handle_where_there_is_room():
+    assert " 0x55d0c84b2e00 " in draw(one(), 200, 21)[2]
+
+
+def test_a_thread_called_like_its_process_is_not_said_twice():
+    assert draw(one(process="python3", thread="python3"))[2].startswith(">python3       ~")
+
+
+def test_copies_name_their_direction_unless_it_is_mixed():
+    def cell(**changes):
+        return " ".join(
+            draw(one(**{"h2d_b": 0, "d2h_b": 0, "d2d_b": 0, "other_b": 0, **changes}))[2].split()[4:6]
+        )
+
+    assert cell(h2d_b=12.34e9) == "12.3 h2d"
+    assert cell(d2h_b=9.1e9, h2d_b=0.9e9) == "10.0 d2h"
+    assert cell(d2h_b=8.9e9, h2d_b=1.1e9) == "10.0 mix"
+    assert cell(other_b=2e9) == "2.0 any"
+    assert cell(d2d_b=1234e9) == "1234 d2d"
+    assert cell().startswith("0.0 ")
+    assert cell(h2d_b=NAN, d2h_b=NAN, d2d_b=NAN, other_b=NAN).startswith("-- ")
+
+
+def test_a_bubble_that_began_earlier_is_not_a_share():
+    assert ">100 %" in draw(one(bubble_ns=5 * NS))[2]
+    assert " 100 %" in draw(one(bubble_ns=NS))[2]
+
+
+def test_several_waiting_threads_add_up_and_the_bar_is_full():
+    line = draw(one(wait_ns=3500 * MS))[2]
+    assert "3500 ####" in line
+
+
+def test_graph_share():
+    # 48 of 1248 launches are 3.8 %; with the idle copy stream the total is the same
+    assert "graph share 4 %" in picture(one())
+    assert "graph share 75 %" in picture(one(launches=16))
+    assert "graph share --" in picture(one(launches=0, graph_launches=0))
+    assert "75 % of launches" in draw(one(launches=16), 118, 21)[0]
+
+
+def test_launches_that_are_not_counted_read_as_missing_and_the_foot_says_why():
+    view = one(launches=NAN, launch_call_ns=NAN)
+    reason = "counted 1 s in 30 to stay under 1 % of a core"
+    add_status(view, state="ok")
+    add_status(
+        view, channel="stream", field="launches", state="stale", reason=reason, remedy="--probe-budget 5"
+    )
+    lines = draw(view)
+    assert lines[2].split()[2:4] == ["--", "48"]
+    assert "kernels --/s" in lines[0]
+    assert "% of launches" not in lines[0]
+    assert lines[-1] == f" launches: {reason} (--probe-budget 5)"
+
+
+def test_the_foot_says_the_worst_reason_and_how_many_more():
+    view = one()
+    add_status(view, channel="stream", field="launches", state="sampled", reason="counted now and then")
+    assert draw(view)[-1] == " launches: counted now and then"
+    add_status(
+        view, channel="stream", scope="/opt/libcuda.so.1", state="error", reason="has no cuLaunchKernel"
+    )
+    assert draw(view)[-1] == " ! /opt/libcuda.so.1: has no cuLaunchKernel  +1 more"
+
+
+def test_a_stream_without_a_row_while_others_have_one_has_no_rates():
+    view = FakeStreams()
+    view.add("stream", END - 3 * NS, **stream_fields(since_launch_ns=NS))
+    view.add("stream", END, **stream_fields(**COPY))
+    line = next(line for line in draw(view) if "worker-0" in line and "~" in line)
+    # the playhead is 0.4 s after the end: 1 s + 3.4 s
+    assert line.split()[2:] == ["--", "--", "--", "--", "--", "--", "4.4", "s"]
+
+
+def test_title_says_its_age_when_rows_fail_to_come():
+    view = one()
+    assert PANE.title(frame(view)) == "3 streams  eBPF 1 s (host evidence)"
+    assert PANE.title(frame(view, t=END + 2 * NS)) == "3 streams  eBPF 1 s (host evidence)  age 2.0 s"
+    assert PANE.title(frame(view, t=END + 4 * NS)) == "3 streams  eBPF 1 s (host evidence)  stale 4.0 s"
+    assert PANE.title(frame(one(dt_ns=250 * MS), t=END)) == "3 streams  eBPF 250 ms (host evidence)"
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_reads_as_the_phases_of_its_stream():
+    view = phases()
+    streams = snapshot(frame(view, t=END)).streams
+    # 61 one-second bins end with the playhead's own; the first of the session is a second after its start
+    codes = lane_codes(frame(view, t=END, span_ns=60 * NS), streams, 60, NS)
+    assert codes.shape == (1, 60)
+    lines = draw(view, 64, 10, t=END)  # 64 - 4 cells for 60 bins
+    assert lines[3] == "   " + "".join(mark * 10 for mark in ".=#wwO")
+
+
+def test_lanes_have_holes_where_nothing_was_recorded():
+    view = FakeStreams()
+    for second in (1, 2, 59, 60):
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "launches": 9}))
+    assert draw(view, 64, 10, t=END)[3] == "   ==" + " " * 56 + "=="
+
+
+def test_a_bin_whose_launches_were_not_counted_is_not_idle():
+    view = FakeStreams()
+    for second in range(1, 61):
+        counted = {} if second % 2 else {"launches": NAN}
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, **counted}))
+    assert draw(view, 64, 10, t=END)[3] == "   " + ".?" * 30
+
+
+def test_bubbles_are_a_share_of_the_time_in_which_launches_were_counted():
+    # one second in ten is counted, with 300 ms of bubbles in it: 30 %, not 3 %
+    view = FakeStreams()
+    for second in range(60):
+        counted = {"bubble_ns": 300 * MS} if second % 10 == 5 else {"launches": NAN, "bubble_ns": NAN}
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "launches": 5, **counted}))
+    for span_s, columns in ((60, 6), (3600, 360)):
+        it = frame(view, t=T0 + 59 * NS, span_ns=span_s * NS)
+        assert lane_codes(it, snapshot(it).streams, columns, NS)[0, -6:].tolist() == [6] * 6
+
+
+def test_lanes_are_drawn_anew_when_rows_come_late():
+    view = FakeStreams()
+    for second in (1, 2, 59, 60):
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "launches": 9}))
+    before = draw(view, 64, 10, t=END)[3]
+    view.add("stream", T0 + 30 * NS, **stream_fields(**{**IDLE, "launches": 9}))
+    after = draw(view, 64, 10, t=END)[3]
+    assert (before.count("="), after.count("=")) == (4, 5)
+    other = FakeStreams()
+    for second in (1, 2, 3, 4, 60):
+        other.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "copies": 9}))
+    assert draw(other, 64, 10, t=END)[3].count("-") == 5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_lanes_moved_on_are_those_computed_at_once(data):
+    view, kept = FakeStreams(), LaneCodes()
+    t = T0
+    for _ in range(data.draw(st.integers(1, 40))):
+        t += data.draw(st.sampled_from([NS // 3, NS, 2 * NS, 40 * NS]))
+        for stream in data.draw(st.sets(st.integers(5, 8), max_size=3)):
+            late = data.draw(st.sampled_from([0, 0, 0, 0, 0, 12 * NS]))
+            longest = data.draw(st.sampled_from([0, 0, 0, 0, 9 * NS]))
+            calls = {"launches": data.draw(st.sampled_from([0, 3])), "wait_max_ns": longest, "stream": stream}
+            view.add("stream", t - late, **stream_fields(**{**IDLE, **calls}))
+        it = frame(view, t=t)
+        series = data.draw(
+            st.sampled_from([((WORKER, 5), (WORKER, 6)), ((WORKER, 5), (WORKER, 6), (WORKER, 7))])
+        )
+        want = replace(wanted(it, [], 20, NS), series=series)
+        assert kept(it, want).tolist() == LaneCodes()(it, want).tolist()
+
+
+def test_a_wait_or_bubble_longer_than_its_row_fills_the_time_before_it():
+    view = FakeStreams()
+    for second in range(1, 61):
+        long = {
+            40: {"waits": 1, "wait_ns": 20 * NS, "wait_max_ns": 20 * NS},
+            55: {"bubbles": 1, "bubble_ns": 5 * NS, "bubble_max_ns": 5 * NS, "launches": 1},
+        }
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, **long.get(second, {})}))
+    # the wait ended in the 40th second and began in the 20th; bins between are full
+    assert draw(view, 64, 10, t=END)[3] == "   " + "." * 20 + "w" * 20 + "." * 10 + "O" * 5 + "." * 5
+
+
+def test_a_mean_over_a_bin_of_many_rows():
+    # bins of 10 s: in each, half of the rows wait 900 ms of a second, 45 % of the time; then 55 %
+    view = FakeStreams()
+    for second in range(60):
+        share = 0.9 if second < 30 else 1.1
+        wait = {"wait_ns": (second % 2) * share * NS, "launches": 5}
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, **wait}))
+    streams = snapshot(frame(view, t=T0 + 59 * NS)).streams
+    codes = lane_codes(frame(view, t=T0 + 59 * NS), streams, 6, NS)
+    assert codes.tolist() == [[3, 3, 3, 5, 5, 5]]
+
+
+def test_wide_spans_are_read_from_bins_and_say_the_same():
+    view = phases()
+    streams = snapshot(frame(view, t=END)).streams
+    wide = lane_codes(frame(view, t=END, span_ns=3600 * NS), streams, 360, NS)
+    short = lane_codes(frame(view, t=END, span_ns=900 * NS), streams, 90, NS)
+    assert wide.shape == (1, 360)
+    assert wide[0, -7:].tolist() == short[0, -7:].tolist()
+    assert not wide[0, :-7].any()
+
+
+def test_lanes_of_streams_with_equal_handles_in_two_processes_are_kept_apart():
+    view = FakeStreams()
+    for second in range(1, 61):
+        t = T0 + second * NS
+        view.add("stream", t, **stream_fields(**{**IDLE, "launches": 1, "wait_ns": 1}))
+        view.add("stream", t, **stream_fields(**{**IDLE, "graph_launches": 1}, pid=1))
+        view.add("stream", t, **stream_fields(**{**IDLE, "copies": 1}, pid=1, stream=2**63 + 1))
+    lines = draw(view, 64, 14, t=END)
+    assert [set(line.strip()) for line in lines[3:8:2]] == [{"="}, {"#"}, {"-"}]
+
+
+def test_maximized_puts_measured_activity_over_the_lanes():
+    lines = draw(serving(others=30), 158, 45, maximized=True)
+    assert lines[0].startswith(" GPU 0 SM 84 % measured ")
+    start = lines[1].index("-1m")
+    assert lines[1][start:].split() == ["-1m", "-30s", "0"]
+    assert set(lines[0][start:]) == {"#"}  # 84 % is the 7th of 8 levels
+    assert set(lines[2][start:]) == {"w"}
+    assert set(lines[3][start:]) == {"-"}
+    assert "by host evidence, not GPU time" in lines[34]
+    assert lines[36].startswith(" vllm/worker-0  pid 12345  thread 12399  stream 0x55d0c84b2e00")
+    assert lines[41].endswith("1920 ################--------  67 %")
+
+
+def test_the_histogram_is_of_one_process_and_of_the_whole_span():
+    view = FakeStreams()
+    for second in range(1, 61):
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "wait_lt_10us": 1, "wait_ge_1s": 2}))
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "wait_lt_1s": 5}, pid=1))
+    for span_s, words in ((30, "30s"), (60, "1m"), (3600, "1h")):
+        seconds = min(span_s, 60)
+        body = picture(view, 158, 45, t=END, selected=1, maximized=True, span_ns=span_s * NS)
+        assert f"{3 * seconds} waits in {words}, by how long they took" in body
+        counts = [line.split()[-4] for line in body.splitlines() if line.endswith((" 33 %", " 67 %"))]
+        assert counts == [str(seconds), str(2 * seconds)]
+
+
+def test_room_under_the_lanes_shows_waits_and_bubbles_over_time():
+    # lanes of 78 cells for 60 s; 700 ms/s of waits in the fourth and fifth ten seconds, 64 % of bubbles in the last
+    lines = draw(phases(), 158, 45, t=END, maximized=True)
+    start = lines[1].index("-1m")
+    wait = next(number for number, line in enumerate(lines) if line.endswith("wait 100 %"))
+    bubble = next(number for number, line in enumerate(lines) if line.endswith("bubble 100 %"))
+    bottom = bubble - 1
+    assert lines[bottom][start - 4 : start].strip() == "0 %"
+    assert lines[bottom][start:] == "." * 39 + "@" * 26 + "." * 13
+    tall = bubble - wait  # 70 % of 12 lines are 8.4, 64 % of the other 12 are 7.7
+    assert (tall, sum("@" in line[start:] for line in lines[wait:bubble])) == (12, 8)
+    assert sum(line[start:].rstrip().endswith("@" * 13) for line in lines[bubble : bubble + 12]) == 7
+
+
+def test_eight_gpus_over_the_lanes_or_in_one_line():
+    lines = draw(serving(gpus=8), 158, 60, maximized=True)
+    assert [line[:23] for line in lines[:8]] == [f" GPU {gpu} SM 84 % measured" for gpu in range(8)]
+    assert draw(serving(gpus=8), 78, 21)[0] == " SM measured" + "".join(f"  {gpu} 84 %" for gpu in range(8))
+    assert draw(serving(gpus=2), 78, 21)[0].startswith(" GPU 0 SM 84 % measured  GPU 1 SM 84 % measured  ")
+
+
+def test_axis():
+    assert axis(300 * NS, 31) == "-5m" + " " * 9 + "-2m30s" + " " * 12 + "0"
+    assert axis(300 * NS, 10) == "-5m      0"
+    assert [len(axis(300 * NS, width)) for width in range(60)] == list(range(60))
+
+
+# -- what is not there -------------------------------------------------------------------------------------------
+
+
+def test_without_a_collector_the_reason_is_shown():
+    view = add_gpus(FakeStreams())
+    add_status(view, state="unavailable", reason="eBPF needs root", remedy="sudo opusmon")
+    lines = draw(view)
+    assert lines[:4] == ["Not running: eBPF needs root", "", "To enable it:", "  sudo opusmon"]
+    assert PANE.title(frame(view)) == "3 streams  off"
+    assert "off: eBPF needs root" in plain(PANE.summary(frame(view)))
+    assert PANE.items(frame(view)) == 0
+
+
+def test_a_session_that_says_nothing_about_streams():
+    assert draw(FakeStreams())[0] == "Not running: this session has no such data at this time"
+
+
+def test_a_collector_that_sees_no_process():
+    view = add_gpus(FakeStreams(), gpu_busy_pct=3.0, sm_util_pct=1.0)
+    add_status(view)
+    assert draw(view)[:3] == [
+        " GPU 0 SM 1 % measured",
+        "",
+        " no CUDA call has been seen in the last 10 s",
+    ]
+    add_status(view, END + 1, reason="no process maps libcuda")
+    add_status(view, END + 1, scope="hidden", state="no_permission", reason="cannot look into 3 processes")
+    lines = draw(view)
+    assert lines[2:4] == [" no process maps libcuda", " no CUDA call has been seen in the last 10 s"]
+    assert lines[-1] == " ! hidden: cannot look into 3 processes"
+
+
+def test_rows_that_stop_give_way_to_the_reason():
+    view = one()
+    add_status(view, END + 5 * NS, state="error", reason="the probes were removed", remedy="restart it")
+    lines = draw(view, t=END + 6 * NS)
+    assert "vllm/worker-0" in lines[2]
+    assert lines[-1] == " ! the probes were removed (restart it)"
+    assert draw(view, t=END + 11 * NS)[0] == "Not running: the probes were removed"
+
+
+def blind(view, **options):
+    found = [line for line in draw(view, **options) if "probe blind" in line]
+    return found[0] if found else ""
+
+
+def test_blind_when_a_gpu_is_busy_and_there_is_no_row():
+    view = add_gpus(FakeStreams(), gpu_busy_pct=NAN)
+    add_status(view, END - 30 * NS)
+    words = "! probe blind: GPU 0 is 84 % busy and no CUDA call was seen"
+    assert blind(view) == f" {words}"
+    assert words in plain(PANE.summary(frame(view, 80, 1)))
+    assert "SM 84 % measured" in draw(view)[0]
+
+
+def test_blind_when_rows_hold_no_call():
+    view = add_gpus(FakeStreams(), gpus=2)
+    for second in range(1, 61):
+        view.add("stream", T0 + second * NS, **stream_fields(**IDLE))
+    assert blind(view) == " ! probe blind: GPU 0 is 99 % busy (1 more busy) and no CUDA call was seen"
+    for name in ("launches", "graph_launches", "copies", "waits"):
+        seen = serving_idle_with(name)
+        assert blind(seen) == ""
+
+
+def serving_idle_with(name):
+    view = add_gpus(FakeStreams())
+    for second in range(1, 61):
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, name: float(second == 57)}))
+    return view
+
+
+def test_not_blind_while_launches_are_not_counted():
+    view = add_gpus(FakeStreams())
+    for second in range(1, 61):
+        view.add("stream", T0 + second * NS, **stream_fields(**{**IDLE, "launches": NAN}))
+    assert blind(view) == ""
+
+
+@pytest.mark.parametrize(("busy", "expected"), [(20.0, False), (20.5, True)])
+def test_blind_from_twenty_per_cent_on(busy, expected):
+    view = add_gpus(FakeStreams(), gpu_busy_pct=busy, sm_util_pct=0.0)
+    add_status(view, END - 30 * NS)
+    assert bool(blind(view)) is expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(4, False), (5, True)])
+def test_blind_after_five_seconds(seconds, expected):
+    view = FakeStreams()
+    add_status(view, END - 30 * NS)
+    for second in range(1, 61):
+        busy = 90.0 if second > 60 - seconds else 0.0
+        view.add("gpu", T0 + second * NS, gpu=0, **gpu_fields(gpu_busy_pct=busy, sm_util_pct=busy))
+    assert bool(blind(view)) is expected
+
+
+def test_not_blind_when_the_collector_has_just_started_or_does_not_run():
+    view = add_gpus(FakeStreams())
+    assert blind(view) == ""
+    add_status(view, END - 3 * NS)
+    assert blind(view) == ""
+    view = add_gpus(FakeStreams())
+    add_status(view, END - 30 * NS, state="unavailable", reason="needs root")
+    assert blind(view) == ""
+
+
+def test_sm_activity_that_is_not_measured():
+    view = add_gpus(FakeStreams(), sm_util_pct=NAN)
+    view.add("stream", END, **stream_fields())
+    assert draw(view)[0].startswith(" GPU 0 busy 99 % measured")
+    bare = FakeStreams()
+    bare.add("stream", END, **stream_fields())
+    assert draw(bare)[0].startswith(" SM not measured")
+
+
+# -- summary, text, sizes ----------------------------------------------------------------------------------------
+
+
+def test_summary_in_80_cells():
+    words = "3 streams  vllm/worker-0  wait 610 ms/s  bubble 12 %  SM 84 % measured"
+    assert plain(PANE.summary(frame(serving(), 80, 1))).rstrip() == words
+    assert "GPU 0 SM 84 % measured" in plain(PANE.summary(frame(serving(gpus=2), 100, 1)))
+
+
+@pytest.mark.parametrize(
+    ("ns", "words"),
+    [
+        (0, "0"),
+        (412e6, "412 ms"),
+        (84.2e6, "84 ms"),
+        (8.44e6, "8.4 ms"),
+        (999.6e6, "1 s"),
+        (1.94e9, "1.9 s"),
+        (59.6e9, "1 m"),
+        (90e9, "1.5 m"),
+        (7200e9, "2 h"),
+        (200 * 3600e9, "200 h"),
+        (2000 * 3600e9, "83 d"),
+        (5, "5 ns"),
+        (NAN, "--"),
+    ],
+)
+def test_short_durations(ns, words):
+    assert short_duration(ns) == words
+
+
+def test_short_numbers():
+    assert [short_number(value) for value in (0, 0.44, 9.96, 610, 9999, 12_345, NAN)] == [
+        *("0", "0.4", "10", "610", "9999", "12k", "--")
+    ]
+
+
+@given(st.floats(0, 1e17))
+def test_short_durations_fit_their_column(ns):
+    assert len(short_duration(ns)) <= 6
+
+
+def test_text_from_outside_is_cleaned():
+    view = one(process="\x1b[31m日本語\x1b]0;t\x07", thread="\u202eevil\n")
+    add_status(view, channel="stream", field="launches", state="stale", reason="\x1b[2Jgone", remedy="a\nb")
+    for line in draw(view):
+        assert line.isprintable()
+        assert "\x1b" not in line
+
+
+VIEWS = [
+    FakeStreams(),
+    one(),
+    one(**dict.fromkeys(IDLE, NAN), since_launch_ns=NAN, launch_call_ns=NAN),
+    one(
+        process="日本語" * 9, thread="日本" * 9, stream=2**64 - 1, pid=2**31 - 1, **dict.fromkeys(IDLE, 1e15)
+    ),
+    one(dt_ns=0),
+    serving(others=30, gpus=3),
+    phases(),
+    add_gpus(FakeStreams()),
+]
+add_status(VIEWS[-1], END - 30 * NS)
+add_status(VIEWS[5], channel="stream", field="launches", state="stale", reason="counted now and then")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(VIEWS),
+    st.integers(0, 240),
+    st.integers(0, 60),
+    st.sampled_from(list(GLYPHS.values())),
+    st.builds(
+        PaneState,
+        selected=st.integers(0, 40),
+        scroll=st.integers(0, 40),
+        filter=st.sampled_from(["", "vllm", "zzz"]),
+        sort=st.sampled_from(["", *SORTS]),
+        detail=st.booleans(),
+        maximized=st.booleans(),
+    ),
+    st.sampled_from([0, 1, NS, 60 * NS, 300 * NS, 86_400 * NS]),
+)
+def test_exactly_the_size(view, width, height, glyphs, state, span_ns):
+    it = Frame(view, END + NS // 3, span_ns, Size(width, height), glyphs, state)
+    lines = PANE.render(it)
+    assert len(lines) == height
+    assert {line_cells(line) for line in lines} <= {width}
+    assert {style for line in lines for _, style in line} <= set(STYLES)
+    assert line_cells(PANE.summary(it)) == width
+    assert PANE.title(it)
+
+
+def test_the_selected_stream_is_marked_and_shown_at_every_height():
+    view = serving(others=30)
+    for height in range(2, 50):
+        for maximized in (False, True):
+            lines = draw(view, 100, height, selected=20, maximized=maximized)
+            assert sum(line.startswith(">vllm/pool-18 ") for line in lines) == 1, (height, maximized)
+
+
+def test_a_window_gives_the_same_lines():
+    view = serving(others=5)
+    window = Window(view.strings, Anchors())
+    for name in view.channels:
+        window.push(Batch(BY_NAME[name], view.rows(name)))
+    for state in (PaneState(), PaneState(maximized=True)):
+        size = Size(158, 45)
+        frames = [Frame(source, END + NS // 3, 60 * NS, size, ASCII, state) for source in (view, window)]
+        assert PANE.render(frames[0]) == PANE.render(frames[1])
+
+
+def test_pane_3_is_this_one():
+    pane = PANES[2]
+    assert (pane.name, pane.number, pane.channel, pane.sorts[0]) == ("streams", 3, "stream", "wait")
+
+
+def test_blocks_are_used_where_the_terminal_has_them():
+    lines = draw(phases(), 64, 10, t=END, glyphs=BRAILLE)
+    assert lines[3] == "   " + "".join(mark * 10 for mark in ".▄█▒▒O")
+
+
+assert WORKER == 12_345
