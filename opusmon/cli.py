@@ -146,7 +146,7 @@ def _watching(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     stream = _verb(
         verbs, "stream", _stream, "write one collector's batches to stdout, for another opusmon to read"
     )
-    stream.add_argument("--only", required=True, metavar="COLLECTOR", help="gpu")
+    stream.add_argument("--only", required=True, metavar="COLLECTOR", help="gpu or streams")
     stream.add_argument("--interval", default="1s", metavar="TIME", help="sampling interval (default 1s)")
     _pids(stream)
     stream.add_argument("--compress", action="store_true", help="for a network")
@@ -166,7 +166,10 @@ def _pids(parser: argparse.ArgumentParser) -> None:
 def _collecting(parser: argparse.ArgumentParser) -> None:
     _pids(parser)
     parser.add_argument(
-        "--only", metavar="NAMES", default="", help="collectors to run, comma-separated (gpu)"
+        "--only",
+        metavar="NAMES",
+        default="",
+        help="collectors to run, comma-separated: gpu, streams (eBPF, as root, at a price)",
     )
     parser.add_argument(
         "--interval", default="1s", metavar="TIME", help="sampling interval, 200ms to 5s (default 1s)"

@@ -59,7 +59,7 @@ def plan(only: Sequence[str] = ()) -> Plan:
     if strange:
         raise NothingToWatch(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
     names = list(only) or [*collectors.REGISTRY, *collectors.AWAITED]
-    answers = {name: collectors.probe(name) for name in names}
+    answers = {name: collectors.probe(name) or _not_asked(name, only) for name in names}
     runnable = tuple(name for name, why in answers.items() if why is None and name in collectors.REGISTRY)
     absent = {name: why for name, why in answers.items() if why is not None}
     if not runnable:
@@ -70,6 +70,11 @@ def plan(only: Sequence[str] = ()) -> Plan:
             f"nothing can be watched on this host ({reasons}). `opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
         )
     return Plan(runnable, absent)
+
+
+def _not_asked(name: str, only: Sequence[str]) -> Unavailable | None:
+    """Why a collector with a price does not run without being named."""
+    return Unavailable(*collectors.OPT_IN[name]) if name in collectors.OPT_IN and name not in only else None
 
 
 def default_path(now: float | None = None) -> Path:

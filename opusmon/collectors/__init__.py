@@ -21,6 +21,15 @@ AWAITED: dict[str, str] = {
 """Panes whose collector this version does not have: name to the module whose `probe()` says what it will need."""
 
 
+OPT_IN: dict[str, tuple[str, str]] = {
+    "streams": (
+        "eBPF probes on libcuda run only when asked for: 141 MB, and about 1 us per CUDA call within a budget",
+        "opusmon --only gpu,streams",
+    ),
+}
+"""Collectors that run only when `--only` names them: reason and command, for their pane."""
+
+
 def load(name: str) -> Any:
     """The collector class of that name.
 

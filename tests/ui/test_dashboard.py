@@ -209,7 +209,7 @@ async def test_processes_filter_and_sort():
         assert "python3" in it.text("#pane-gpu")
         await it.press("s")
         assert it.board._pane().state.sort
-        await it.press("3", "s")
+        await it.press("1", "s")
         assert "nothing to sort" in it.text("#footer")
 
 
