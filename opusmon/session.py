@@ -52,24 +52,28 @@ def plan(only: Sequence[str] = ()) -> Plan:
     """Probe the collectors, or only those named.
 
     Raises:
-        NothingToWatch: none of them can run.
+        NothingToWatch: none of them can run, or a name is not one of theirs.
     """
     known = [*collectors.REGISTRY, *collectors.AWAITED]
     strange = [name for name in only if name not in known]
     if strange:
         raise NothingToWatch(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
-    names = list(only) or [*collectors.REGISTRY, *collectors.AWAITED]
-    answers = {name: collectors.probe(name) or _not_asked(name, only) for name in names}
+    asked = list(only) or known
+    answers = {name: collectors.probe(name) or _not_asked(name, only) for name in asked}
     runnable = tuple(name for name, why in answers.items() if why is None and name in collectors.REGISTRY)
-    absent = {name: why for name, why in answers.items() if why is not None}
     if not runnable:
-        reasons = "; ".join(
-            f"{name}: {why.reason}" for name, why in absent.items() if name in collectors.REGISTRY or only
-        )
+        reasons = [
+            f"{name}: {why.reason}"
+            for name, why in answers.items()
+            if why and (only or name in collectors.REGISTRY)
+        ]
         raise NothingToWatch(
-            f"nothing can be watched on this host ({reasons}). `opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
+            f"nothing can be watched on this host ({'; '.join(reasons)}). "
+            "`opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
         )
-    return Plan(runnable, absent)
+    left_out = Unavailable(f"not asked for: --only named {', '.join(only)}", "start opusmon without --only")
+    absent = {name: answers.get(name, left_out) for name in known if name not in runnable}
+    return Plan(runnable, {name: why for name, why in absent.items() if why is not None})
 
 
 def _not_asked(name: str, only: Sequence[str]) -> Unavailable | None:
