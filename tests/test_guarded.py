@@ -2,6 +2,7 @@
 
 import os
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.screens.cost import cost_lines
 from opusmon.window import Window
 
+STREAMS = Path(__file__).parent / "data" / "h200-streams.opusmon"
+
 
 def draw_everything(window, t):
     """All pure functions of the screen."""
@@ -37,7 +40,7 @@ def draw_everything(window, t):
 @pytest.mark.parametrize("change", ["drop", "retype"])
 def test_a_session_of_another_version_is_drawn_as_far_as_it_goes(tmp_path, name, change):
     """Every field of every channel, dropped or of another type in turn."""
-    original = Recording.open(demo_file())
+    original = Recording.open(STREAMS if name == "stream" else demo_file())
     rows = original.query(name, 0, original.t0 + 70 * NS)
     for field in BY_NAME[name].fields:
         others = tuple(f for f in BY_NAME[name].fields if f.name != field.name)
