@@ -59,7 +59,7 @@ def plan(only: Sequence[str] = ()) -> Plan:
     if strange:
         raise NothingToWatch(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
     asked = list(only) or known
-    answers = {name: collectors.probe(name) or _not_asked(name, only) for name in asked}
+    answers = {name: _not_asked(name, only) or collectors.probe(name) for name in asked}
     runnable = tuple(name for name, why in answers.items() if why is None and name in collectors.REGISTRY)
     if not runnable:
         reasons = [

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from opusmon.schema import Channel, Rows
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 _SUFFIXES = ("_min", "_max", "_mean", "_n")
 _CODE_LIMIT = 2**62
@@ -114,13 +113,13 @@ def latest(rows: Rows, key: Sequence[str]) -> Rows:
     return newest
 
 
-def percentile(values: NDArray[Any], q: float) -> float:
+def percentile(values: np.ndarray[tuple[Any, ...], np.dtype[Any]], q: float) -> float:
     """The q-th percentile (0-100, linear interpolation) of the values that are not NaN; NaN without any."""
     numbers = values[~np.isnan(values)]
     return float(np.percentile(numbers, q)) if len(numbers) else float("nan")
 
 
-def rate(t: Ints, counter: NDArray[Any]) -> Floats:
+def rate(t: Ints, counter: np.ndarray[tuple[Any, ...], np.dtype[Any]]) -> Floats:
     """Growth per second of one series since its previous row, shape (n,).
 
     Args:
@@ -146,7 +145,7 @@ def _layout(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
     return names[1:at], [name[: -len("_min")] for name in names[at + 1 :: len(_SUFFIXES)]]
 
 
-def _groups(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
+def _groups(columns: Sequence[np.ndarray[tuple[Any, ...], np.dtype[Any]]]) -> tuple[Ints, Ints]:
     """Stable order by the columns, the first one most significant, and where each group starts in it."""
     if not len(columns[0]):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -167,7 +166,7 @@ def _groups(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
     return order, np.concatenate(([0], np.flatnonzero(changed) + 1))
 
 
-def _code(columns: Sequence[NDArray[Any]]) -> Ints | None:
+def _code(columns: Sequence[np.ndarray[tuple[Any, ...], np.dtype[Any]]]) -> Ints | None:
     """One integer per row that orders as the columns do; None when they are not integers or span too far."""
     code = np.zeros(len(columns[0]), np.int64)
     room = 1
@@ -185,7 +184,7 @@ def _code(columns: Sequence[NDArray[Any]]) -> Ints | None:
     return code
 
 
-def _above(column: NDArray[Any], low: int) -> Ints:
+def _above(column: np.ndarray[tuple[Any, ...], np.dtype[Any]], low: int) -> Ints:
     """Distance of each integer from the lowest one; a narrow type must widen before it is subtracted."""
     if column.dtype.kind == "u":
         return np.asarray(column - column.dtype.type(low), np.int64)

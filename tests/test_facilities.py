@@ -15,6 +15,7 @@ from opusmon.collectors import (
     facilities_gpu,
     facilities_local,
     latency,
+    shows,
     stalls,
     streams,
 )
@@ -477,7 +478,9 @@ def test_awaited_panes_say_so_and_how_to_prepare(tree: Tree) -> None:
         'sudo mount -t tracefs tracefs /sys/kernel/tracing && sudo apt install python3-bpfcc && sudo "$(command -v opusmon)"'
     )
     assert latency.probe().reason.startswith("this version of opusmon has no latency collector yet")
-    assert all(module.SHOWS for module in (latency, streams, stalls))
+    assert shows.LATENCY
+    assert shows.STREAMS
+    assert shows.STALLS
 
 
 def test_streams_say_what_is_missing_and_how_to_get_it(tree: Tree) -> None:

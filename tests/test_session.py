@@ -29,9 +29,11 @@ def test_a_collector_with_a_price_runs_only_when_named(able):
     assert named.absent["stalls"].reason == "not asked for: --only named gpu, streams"
 
 
-def test_what_is_missing_is_said_before_the_price(able):
+def test_what_a_named_collector_lacks_is_said(able):
     able.discard("streams")
-    assert plan().absent["streams"].remedy == "get streams"
+    named = plan(["gpu", "streams"])
+    assert named.runnable == ("gpu",)
+    assert named.absent["streams"].remedy == "get streams"
 
 
 def test_nothing_that_can_run_is_one_line_with_the_reasons(able):

@@ -6,14 +6,6 @@ from opusmon.collectors.base import Unavailable
 from opusmon.collectors.facilities import Host, not_in_this_version
 from opusmon.collectors.streams import NEEDS
 
-SHOWS: tuple[str, ...] = (
-    "sync waits over 5 ms, with process, thread and stream",
-    "off-CPU time and run-queue latency of the watched threads",
-    "CUDA graph captures that fail, with the call that broke them",
-    "JIT compilation: ptxas and its parent process",
-    "a histogram of durations",
-)
-
 
 def probe(host: Host | None = None) -> Unavailable:
     """Why there is nothing to show, with the commands that prepare this host. Cheap, never raises."""

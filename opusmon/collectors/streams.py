@@ -24,13 +24,6 @@ from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.facilities import Facility, Host, lacking
 from opusmon.schema import Batch, Channel, StringTable
 
-SHOWS: tuple[str, ...] = (
-    "kernel launches, graph launches and copies per second, per process and stream",
-    "time the host waits for each stream, in ms per second",
-    "bubbles: time in which a stream had no work queued",
-    "a lane per stream over the span shown",
-)
-
 NEEDS = (
     ebpf.lockdown,
     ebpf.kernel_options,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from opusmon.schema import Rows
 from opusmon.ui.glyphs import Glyphs
@@ -69,7 +69,7 @@ class Links:
 NO_LINKS = Links()
 
 
-def _column(rows: Rows, name: str) -> npt.NDArray[np.float64]:
+def _column(rows: Rows, name: str) -> np.ndarray[tuple[Any, ...], np.dtype[np.float64]]:
     """A field as float64, all NaN where the rows (of an older recording) do not have it."""
     if name not in (rows.dtype.names or ()):
         return np.full(len(rows), np.nan)

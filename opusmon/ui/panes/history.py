@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from opusmon.clock import NS
 from opusmon.schema import Rows
 from opusmon.ui.panes.base import Frame
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+Ints = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 History = Mapping[tuple[int, ...], Mapping[str, Floats]]
 
 HOLD_INTERVALS = 2.5

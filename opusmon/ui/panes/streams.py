@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from opusmon.collectors.streams import SHOWS
+from opusmon.collectors import shows
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame, first_shown
 from opusmon.ui.panes.gpu_process import more_line
@@ -121,8 +121,12 @@ def _off(known: Snapshot) -> WaitingPane | None:
         return None
     said = known.collector
     if said is None:
-        return WaitingPane("streams", 3, SHOWS, "this session has no such data at this time")
-    return None if said.is_ok else WaitingPane("streams", 3, SHOWS, said.reason or said.state, said.remedy)
+        return WaitingPane("streams", 3, shows.STREAMS, "this session has no such data at this time")
+    return (
+        None
+        if said.is_ok
+        else WaitingPane("streams", 3, shows.STREAMS, said.reason or said.state, said.remedy)
+    )
 
 
 def _waited(stream: Stream) -> float:

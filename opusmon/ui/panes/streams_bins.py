@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from opusmon.clock import NS
 from opusmon.schema import Rows
@@ -31,7 +30,7 @@ BUBBLE_DT = "bubble_dt_ns"
 _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 """Odd, so that multiplying loses nothing; they make one number of a handle and a process."""
 
-Flags = npt.NDArray[np.bool_]
+Flags = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 Chosen = Ints | slice
 
 
@@ -168,7 +167,7 @@ class _Bins:
         """Both as one number."""
         return self.number * self.shape[1] + self.places
 
-    def total(self, values: npt.NDArray[Any]) -> Floats:
+    def total(self, values: np.ndarray[tuple[Any, ...], np.dtype[Any]]) -> Floats:
         """Sums of values by stream and bin; missing ones count as 0."""
         missing = np.isnan(values)
         known = np.where(missing, 0.0, values) if missing.any() else values

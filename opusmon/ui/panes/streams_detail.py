@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def wait_counts(frame: Frame, stream: Stream) -> list[float]:
     return [_total(rows[field] if raw else rows[f"{field}_mean"] * rows[f"{field}_n"]) for field in fields]
 
 
-def _total(values: np.typing.NDArray[np.floating]) -> float:
+def _total(values: np.ndarray[tuple[Any, ...], np.dtype[np.floating]]) -> float:
     known = values[~np.isnan(values)]
     return float(known.sum()) if len(known) else math.nan
 

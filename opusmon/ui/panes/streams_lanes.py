@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from opusmon.channels import GPU, WHOLE_GPU
 from opusmon.schema import Rows
@@ -26,7 +26,7 @@ BUBBLE_PCT = 20
 LONG_BUBBLE_PCT = 50
 """Bubbles come before waits: a stream that waits is normal, one that has nothing to wait for is not."""
 
-Codes = npt.NDArray[np.int8]
+Codes = np.ndarray[tuple[Any, ...], np.dtype[np.int8]]
 
 
 @dataclass(frozen=True, slots=True)

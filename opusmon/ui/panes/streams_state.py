@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from opusmon.channels import KEYFRAME_NS, WHOLE_CONTEXT, WHOLE_GPU
 from opusmon.clock import NS
@@ -58,7 +58,7 @@ _RANKS = {
 """States that explain what is missing, most important first; the others are limits."""
 
 Record = Mapping[str, float]
-Floats = npt.NDArray[np.float64]
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)

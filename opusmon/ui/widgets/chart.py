@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.text import Line, Span
 
-Values = Sequence[float] | npt.NDArray[np.floating]
-Floats = npt.NDArray[np.float64]
-Steps = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Characters = npt.NDArray[np.str_]
+Values = Sequence[float] | np.ndarray[tuple[Any, ...], np.dtype[np.floating]]
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+Steps = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Flags = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
+Characters = np.ndarray[tuple[Any, ...], np.dtype[np.str_]]
 Mode = Literal["area", "line"]
 
 _BRAILLE = 0x2800
