@@ -63,14 +63,18 @@ def required() -> frozenset[str]:
     return kinds
 
 
+def lacking(kind: str, why: str) -> None:
+    """Skip the calling test or module, with the reason; fail it where the kind is required."""
+    if kind in required():
+        pytest.fail(f"{kind} is required by {VARIABLE}: {why}", pytrace=False)
+    pytest.skip(f"{why} ({kind})", allow_module_level=True)
+
+
 def needs(*kinds: str) -> None:
     """Skip the calling test where one of the kinds is not there; fail it where that kind is required.
 
     Call it in a test or a fixture, or at the head of a module to skip all of it.
     """
-    must = required()
     for kind in kinds:
         if why := CHECKS[kind]():
-            if kind in must:
-                pytest.fail(f"{kind} is required by {VARIABLE}: {why}", pytrace=False)
-            pytest.skip(f"{why} ({kind})", allow_module_level=True)
+            lacking(kind, why)

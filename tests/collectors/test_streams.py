@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from cuda_stub import Load, copy_of_library
 from cuda_stub.watch import Watch
-from needs import needs
+from needs import lacking, needs
 
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.streams import StreamsCollector
 
 needs("root", "bcc", "gcc")
 if why := StreamsCollector.probe():
-    pytest.skip(f"probes cannot be set here: {why.reason}", allow_module_level=True)
+    lacking("bcc", f"probes cannot be set here: {why.reason}")
 
 MS = 1_000_000
 FREE_NS = 150

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from cuda_stub import Load, copy_of_library
 from cuda_stub.watch import Watch
-from needs import needs
+from needs import lacking, needs
 
 from opusmon.collectors.streams import StreamsCollector
 
 needs("root", "bcc", "gcc")
 if why := StreamsCollector.probe():
-    pytest.skip(f"probes cannot be set here: {why.reason}", allow_module_level=True)
+    lacking("bcc", f"probes cannot be set here: {why.reason}")
 
 FREE_NS = 150
 """A launch of the stub takes 3-10 ns; with a probe on it, 250 ns and more."""
