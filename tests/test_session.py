@@ -22,7 +22,7 @@ def able(monkeypatch):
 def test_a_collector_with_a_price_runs_only_when_named(able):
     usual = plan()
     assert usual.runnable == ("gpu",)
-    assert usual.absent["streams"].remedy == "opusmon --only gpu,streams"
+    assert usual.absent["streams"].remedy.startswith("opusmon --only gpu,streams")
     assert usual.absent["stalls"].reason == "stalls lacks something"
     named = plan(["gpu", "streams"])
     assert named.runnable == ("gpu", "streams")

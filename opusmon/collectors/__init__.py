@@ -24,7 +24,7 @@ AWAITED: dict[str, str] = {
 OPT_IN: dict[str, tuple[str, str]] = {
     "streams": (
         "eBPF probes on libcuda run only when asked for: 141 MB, and about 1 us per CUDA call within a budget",
-        "opusmon --only gpu,streams",
+        "opusmon --only gpu,streams   (as root)",
     ),
 }
 """Collectors that run only when `--only` names them: reason and command, for their pane."""
