@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opusmon.session import LiveSession, Session
     from opusmon.ui.playhead import Playhead
 
-OK, ERROR, USAGE = 0, 1, 2
+OK, ERROR = 0, 1
 
 EPILOG = """\
 examples:

@@ -42,3 +42,35 @@ def theme_dirs() -> list[Path]:
 def demo_file() -> Path:
     """The bundled session, recorded on two H200s."""
     return Path(__file__).parent / "demo" / "h200x2.opusmon"
+
+
+NETWORK_TYPES = frozenset(
+    [
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "fuse",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "orangefs",
+        "pvfs2",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+        "wekafs",
+    ]
+)
+"""Filesystem types on which the WAL's shared memory is not shared between hosts, or not at all."""
+
+
+def is_network(kind: str) -> bool:
+    """Whether a filesystem type, as /proc/self/mountinfo names it, is a network or parallel one.
+
+    FUSE counts, except for container overlays.
+    """
+    return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind != "fuse.fuse-overlayfs")

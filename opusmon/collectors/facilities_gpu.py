@@ -7,6 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from opusmon.collectors.facility import CAP_SYS_ADMIN, Facility, Host
+from opusmon.collectors.nvrm import PROC_VERSION, module_version
 
 GPU = ("gpu",)
 DEEP = ("l2",)
@@ -35,7 +36,7 @@ def driver(host: Host) -> Facility:
     """The NVIDIA kernel module, and when there is none whether the host has an NVIDIA device at all."""
     name, version = "nvidia driver", kernel_module(host)
     if version:
-        text = host.text("/proc/driver/nvidia/version") or ""
+        text = host.text(PROC_VERSION) or ""
         flavour = ", open kernel module" if "Open Kernel Module" in text else ""
         return Facility(name, "ok", version + flavour, needed_by=GPU)
     devices = _pci_devices(host)
@@ -136,9 +137,7 @@ def cupti(host: Host) -> Facility:
 
 def kernel_module(host: Host) -> str:
     """Version of the loaded NVIDIA kernel module, "" when none is."""
-    text = host.text("/proc/driver/nvidia/version") or ""
-    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
-    return match[1] if match else ""
+    return module_version(host.text(PROC_VERSION) or "")
 
 
 def _library_version(host: Host) -> str:

@@ -10,29 +10,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from opusmon.collectors.facility import Facility, Host
+from opusmon.paths import is_network
 from opusmon.times import format_duration
 
 RECORDING = ("recording",)
 TERMINAL = ("terminal",)
 
-_NETWORK_FILESYSTEMS = frozenset(
-    {
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "wekafs",
-    }
-    | {f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph", "s3fs", "gcsfuse", "juicefs", "rclone")}
-)
 _ENOUGH_B = 1024**3
 _TOO_LITTLE_B = 64 * 1024**2
 _RELEASE_YEAR = 2026
@@ -47,7 +30,7 @@ def state_dir(host: Host) -> Facility:
         reason = f"{_shown(host, place)} cannot be written to"
         return Facility(name, "missing", folder, reason, 'export XDG_STATE_HOME="$(mktemp -d)"', RECORDING)
     kind = _filesystem(host, folder)
-    if kind in _NETWORK_FILESYSTEMS:
+    if is_network(kind):
         reason = f"it is on a network filesystem ({kind}), where a recording can stall or be damaged"
         return Facility(name, "limited", folder, reason, "export XDG_STATE_HOME=/var/tmp", RECORDING)
     return Facility(name, "ok", f"{folder} ({kind})" if kind else folder, needed_by=RECORDING)

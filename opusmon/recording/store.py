@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from opusmon.paths import is_network
 from opusmon.schema import MAX_TEXT_CHARS
 
 APPLICATION_ID = 0x6F707573
@@ -28,29 +29,6 @@ WAL_PAGES = 1000
 """Pages in the WAL that start a checkpoint: 4 MB."""
 
 I64_MAX = 2**63 - 1
-
-NETWORK_TYPES = frozenset(
-    [
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "fuse",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "orangefs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "virtiofs",
-        "wekafs",
-    ]
-)
-"""Filesystem types on which the WAL's shared memory is not shared between hosts, or not at all."""
 
 SCHEMA = """
 CREATE TABLE session(key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -257,11 +235,6 @@ def network_warning(path: Path) -> str:
     if not is_network(kind):
         return ""
     return f"{path.parent} is on a network filesystem ({kind}): recorded in exclusive mode, cannot be read until it is closed"
-
-
-def is_network(kind: str) -> bool:
-    """Whether a filesystem type is a network or parallel one; FUSE counts, except for container overlays."""
-    return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind != "fuse.fuse-overlayfs")
 
 
 def filesystem_type(folder: Path, mountinfo: str) -> str:

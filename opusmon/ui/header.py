@@ -18,7 +18,7 @@ from opusmon.ui.text import Line, clean, fill, fit, join, line_cells
 
 LATE_NS = 2 * NS
 """A newest sample older than this is said in red, as `below` does."""
-_COST_LOOKBACK_NS = 12 * NS
+COST_LOOKBACK_NS = 12 * NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def header(view: View, t: int, facts: Facts, width: int) -> Line:
 
 def cpu_pct(view: View, t: int) -> float | None:
     """CPU that opusmon itself uses, per cent of one core over all its processes; None when not measured."""
-    rows = view.latest("cost", t, _COST_LOOKBACK_NS)
+    rows = view.latest("cost", t, COST_LOOKBACK_NS)
     if not len(rows):
         return None
     share = rows["cpu_ns"] / np.maximum(rows["dt_ns"], 1)

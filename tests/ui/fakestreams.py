@@ -138,3 +138,10 @@ def draw(view, width=78, height=21, **options):
 
 def picture(view, width=78, height=21, **options):
     return "\n".join(draw(view, width, height, **options))
+
+
+def one(**changes):
+    """One stream with one row, at the end of the session, and one GPU."""
+    view = add_gpus(FakeStreams())
+    view.add("stream", END, **stream_fields(**changes))
+    return view

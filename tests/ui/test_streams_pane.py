@@ -27,6 +27,7 @@ from .fakestreams import (
     add_gpus,
     add_status,
     draw,
+    one,
     phases,
     picture,
     serving,
@@ -37,13 +38,6 @@ from .fakeview import END, NAN, T0, frame, gpu_fields
 
 def names(view, **state):
     return [stream.name for stream in snapshot(frame(view, **state)).streams]
-
-
-def one(**changes):
-    """One stream with one row, at the end of the session, and one GPU."""
-    view = add_gpus(FakeStreams())
-    view.add("stream", END, **stream_fields(**changes))
-    return view
 
 
 def test_78x21():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from opusmon.clock import NS
 from opusmon.ui.glyphs import BY_NAME as GLYPHS
 from opusmon.ui.panes.base import Frame, PaneState, Size
-from opusmon.ui.panes.streams_state import SORTS, snapshot
+from opusmon.ui.panes.streams_state import SORTS
 from opusmon.ui.panes.streams_table import short_duration, short_number
 from opusmon.ui.text import STYLES, line_cells
 
@@ -15,23 +15,11 @@ from .fakestreams import (
     FakeStreams,
     add_gpus,
     add_status,
+    one,
     phases,
     serving,
-    stream_fields,
 )
-from .fakeview import END, NAN, frame
-
-
-def names(view, **state):
-    return [stream.name for stream in snapshot(frame(view, **state)).streams]
-
-
-def one(**changes):
-    """One stream with one row, at the end of the session, and one GPU."""
-    view = add_gpus(FakeStreams())
-    view.add("stream", END, **stream_fields(**changes))
-    return view
-
+from .fakeview import END, NAN
 
 VIEWS = [
     FakeStreams(),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from opusmon.collectors.base import Unavailable
+from opusmon.collectors.nvrm import PROC_VERSION, module_version
 
 LIBRARY = "libnvidia-ml.so.1"
-PROC_VERSION = Path("/proc/driver/nvidia/version")
 LOADER_CACHE = Path("/etc/ld.so.cache")
 USUAL_DIRS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -60,11 +59,10 @@ def _search_path(dirs: tuple[str, ...]) -> Iterator[str]:
     yield from dirs
 
 
-def kernel_module_version(path: Path = PROC_VERSION) -> str | None:
+def kernel_module_version(path: Path = Path(PROC_VERSION)) -> str | None:
     """Version of the loaded NVIDIA kernel module, None when there is none."""
     try:
         text = path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    found = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
-    return found.group(1) if found else "?"
+    return module_version(text) or "?"

@@ -9,7 +9,7 @@ from typing import ClassVar
 from opusmon.channels import KEYFRAME_NS
 from opusmon.clock import NS
 from opusmon.ui.panes.base import Frame, Size
-from opusmon.ui.panes.waiting import WaitingPane
+from opusmon.ui.panes.waiting import NO_DATA, WaitingPane
 from opusmon.ui.text import Line
 
 _LOOKBACK_NS = KEYFRAME_NS + 5 * NS
@@ -62,4 +62,4 @@ class AwaitedPane:
                 return WaitingPane(
                     self.name, self.number, self.shows, text(row["reason"]), text(row["remedy"])
                 )
-        return WaitingPane(self.name, self.number, self.shows, "this session has no such data at this time")
+        return WaitingPane(self.name, self.number, self.shows, NO_DATA)

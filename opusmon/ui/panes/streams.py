@@ -38,7 +38,7 @@ from opusmon.ui.panes.streams_table import (
     table_head,
     table_row,
 )
-from opusmon.ui.panes.waiting import WaitingPane
+from opusmon.ui.panes.waiting import NO_DATA, WaitingPane
 from opusmon.ui.text import Line, clean, fill, fit, fit_lines, join, line_cells, spread
 
 LATE_INTERVALS = 1.5
@@ -121,7 +121,7 @@ def _off(known: Snapshot) -> WaitingPane | None:
         return None
     said = known.collector
     if said is None:
-        return WaitingPane("streams", 3, shows.STREAMS, "this session has no such data at this time")
+        return WaitingPane("streams", 3, shows.STREAMS, NO_DATA)
     return (
         None
         if said.is_ok

@@ -11,6 +11,8 @@ from opusmon.ui.panes.base import Frame, Size
 from opusmon.ui.text import Line, clean, cut, fit, fit_lines
 
 _INDENT = "  "
+NO_DATA = "this session has no such data at this time"
+"""The reason when not even a reason was recorded."""
 
 
 @dataclass(frozen=True)

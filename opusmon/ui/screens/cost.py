@@ -6,10 +6,10 @@ import math
 
 from opusmon.clock import NS
 from opusmon.ui import units
+from opusmon.ui.header import COST_LOOKBACK_NS, cpu_pct
 from opusmon.ui.panes.base import View
 from opusmon.ui.text import Line, clean, columns
 
-_LOOKBACK_NS = 12 * NS
 _HEADS = (
     ("process", 10),
     ("CPU", 8),
@@ -23,14 +23,13 @@ _HEADS = (
 
 def cost_lines(view: View, t: int) -> list[Line]:
     """A table of the newest `cost` row of each process at the playhead, and their sum."""
-    rows = view.latest("cost", t, _LOOKBACK_NS)
+    rows = view.latest("cost", t, COST_LOOKBACK_NS)
     if not len(rows):
         return [(("not measured at this time: the first figures come after 5 s", "dim"),)]
     lines: list[Line] = [columns([(((head, "label"),), width, "<") for head, width in _HEADS])]
-    cpu_pct = rss_b = 0.0
+    rss_b = 0.0
     for row in rows:
         share = 100 * float(row["cpu_ns"]) / max(int(row["dt_ns"]), 1)
-        cpu_pct += share if math.isfinite(share) else 0.0
         rss_b += float(row["rss_b"]) if math.isfinite(float(row["rss_b"])) else 0.0
         slowest = clean(view.strings.text(row["slowest"]))
         slow = f"{units.duration(float(row['slowest_ns'])):>8}  {slowest}" if slowest else units.MISSING
@@ -50,5 +49,5 @@ def cost_lines(view: View, t: int) -> list[Line]:
                 [(((cell, "value"),), width, "<") for cell, (_, width) in zip(cells, _HEADS, strict=True)]
             )
         )
-    total = f"all: {cpu_pct:.2f} % of one core, {units.size(rss_b)} resident (pages shared between them count twice)"
+    total = f"all: {cpu_pct(view, t) or 0.0:.2f} % of one core, {units.size(rss_b)} resident (pages shared between them count twice)"
     return [*lines, (), ((total, "title"),)]

@@ -170,7 +170,7 @@ class Dashboard(TimeScreen):
             host=session.meta.get("host", "?"),
             word=self._word(t),
             tracking=tracking,
-            behind_ns=self._behind_ns(t),
+            behind_ns=self.playhead.behind_ns() if self.playhead.mode is Mode.PAUSE else 0,
             recording=recording_words(session.recording, session.clock.now()),
             trouble=session.trouble,
             sample=sample,
@@ -194,9 +194,6 @@ class Dashboard(TimeScreen):
         if mode is Mode.PLAY:
             return f"REPLAY x{self.playhead.speed:g}"
         return f"PAUSED {format_wall(self.session.window.anchors, t, 0)}"
-
-    def _behind_ns(self, t: int) -> int:
-        return max(0, self.session.edge() - t) if self.playhead.mode is Mode.PAUSE else 0
 
     def _bar(self, t: int) -> timeline.TimeBar:
         window = self.session.window
@@ -285,7 +282,7 @@ class Dashboard(TimeScreen):
         self.frame()
 
     def action_filter(self) -> None:
-        """Filter the current pane while typing."""
+        """Ask for a word and show what contains it."""
         pane = self._pane()
         self.ask(
             f"Filter {pane.pane.name} (part of a name; empty shows all)",

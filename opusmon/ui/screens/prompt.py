@@ -20,7 +20,6 @@ class Prompt(ModalScreen[None]):
         question: what is asked, with an example.
         accept: takes the answer; returns "" or why it cannot be used.
         value: what is in the line at first.
-        live: called on every change of the text.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "dismiss", "close")]
@@ -30,13 +29,11 @@ class Prompt(ModalScreen[None]):
         question: str,
         accept: Callable[[str], str],
         value: str = "",
-        live: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
         self._question = question
         self._accept = accept
         self._value = value
-        self._live = live
 
     def compose(self) -> ComposeResult:
         """The question, the line, and room for one reason."""
@@ -44,12 +41,6 @@ class Prompt(ModalScreen[None]):
             yield Static(self._question, id="question", markup=False)
             yield Input(self._value, id="answer", compact=True, select_on_focus=True)
             yield Static("", id="problem", markup=False)
-
-    @on(Input.Changed)
-    def changed(self, event: Input.Changed) -> None:
-        """Pass the text on while it is typed."""
-        if self._live is not None:
-            self._live(event.value)
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:
