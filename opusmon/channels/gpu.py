@@ -1,7 +1,4 @@
-"""Every channel opusmon knows, declared once, with its unit and its caveat.
-
-bps is bytes per second. A missing number is NaN and a `status` row says why; zero is a measured zero.
-"""
+"""GPUs: what NVML and the hardware counters say."""
 
 from __future__ import annotations
 
@@ -10,10 +7,6 @@ from opusmon.schema import Channel, Field
 WHOLE_GPU = -1
 """Value of `gi` (MIG GPU instance) in rows that describe the whole device."""
 
-KEYFRAME_NS = 60_000_000_000
-"""Slowly changing channels (`gpu_device`, `status`) repeat themselves this often.
-
-So the state at any instant is found by looking back at most this far, whatever was pruned before."""
 
 _GPU = Field("gpu", "<i2", help="index in NVML order")
 _GI = Field("gi", "<i2", help="MIG GPU instance, -1 for the whole device")
@@ -172,99 +165,32 @@ GPU_EVENT = Channel(
     help="Aperiodic GPU events; the same XID twice is two rows.",
 )
 
-STATUS = Channel(
-    "status",
-    "event",
-    (
-        Field("collector", "<u4", text=True),
-        Field("channel", "<u4", help='channel concerned, "" for the whole collector', text=True),
-        Field("field", "<u4", help='field concerned, "" for all of them', text=True),
-        Field("scope", "<u4", help='which series, for example "gpu 1"; "" for all', text=True),
-        Field(
-            "state",
-            "<u4",
-            help="ok, unavailable, not_supported, no_permission, stale, error, restarting, sampled (at times only)",
-            text=True,
-        ),
-        Field("reason", "<u4", help="why, in one sentence", text=True),
-        Field("remedy", "<u4", help='the command or step that mends it, "" if there is none', text=True),
-    ),
-    key=("collector", "channel", "field", "scope"),
-    help="Collector health and the reasons of missing values; repeated every 60 s while they hold.",
-)
-
-COST = Channel(
-    "cost",
+L2 = Channel(
+    "l2",
     "gauge",
     (
-        Field("collector", "<u4", help='the collector, or "screen" for the main process', text=True),
-        Field("dt_ns", "<i8", "ns", "the figures cover [t - dt_ns, t]"),
-        Field("cpu_ns", "<f8", "ns", "CPU time of the process that runs it"),
-        Field("rss_b", "<f8", "B", "resident memory of that process"),
-        Field("calls", "<f4", "", "calls into the driver or facility"),
-        Field("call_ns", "<f8", "ns", "wall time inside those calls"),
-        Field("slowest_ns", "<f8", "ns", "the longest single call"),
-        Field("slowest", "<u4", help="its name", text=True),
-        Field("late", "<f4", "", "ticks that began over half an interval late"),
-        Field("dropped", "<f4", "", "event rows lost because a queue was full"),
-    ),
-    key=("collector",),
-    help="What watching costs.",
-)
-
-_WAIT_BINS = {
-    "wait_lt_10us": "under 10 us",
-    "wait_lt_100us": "of 10 to 100 us",
-    "wait_lt_1ms": "of 100 us to 1 ms",
-    "wait_lt_10ms": "of 1 to 10 ms",
-    "wait_lt_100ms": "of 10 to 100 ms",
-    "wait_lt_1s": "of 100 ms to 1 s",
-    "wait_ge_1s": "of 1 s and more",
-}
-
-WHOLE_CONTEXT = 2**64 - 1
-"""Value of `stream` in rows for waits on all streams of a context, or on an event whose stream was not seen."""
-
-STREAM = Channel(
-    "stream",
-    "gauge",
-    (
-        Field("pid", "<i4"),
+        _GPU,
+        Field("dt_ns", "<i8", "ns", "the rates and percentages cover [t - dt_ns, t]"),
+        Field("source", "<u4", help="what measured it, with its version", text=True),
+        Field("l2_hit_pct", "<f4", "%", "L2 sector hit rate; NaN in windows that did not measure it"),
         Field(
-            "stream",
-            "<u8",
-            help="handle; 0 is the legacy default stream, 2 the per-thread default, 2^64 - 1 the whole context",
-        ),
-        Field("tid", "<i4", help="thread that launched or waited last"),
-        Field("process", "<u4", help="process name", text=True),
-        Field("thread", "<u4", help="name of that thread", text=True),
-        Field("dt_ns", "<i8", "ns", "counts cover [t - dt_ns, t]"),
-        Field("launches", "<f4", "", "kernel launches; NaN while they were not counted throughout"),
-        Field("graph_launches", "<f4"),
-        Field("copies", "<f4", "", "asynchronous and synchronous copies"),
-        Field("h2d_b", "<f8", "B", "host to device"),
-        Field("d2h_b", "<f8", "B", "device to host"),
-        Field("d2d_b", "<f8", "B", "device to device, peers included"),
-        Field("other_b", "<f8", "B", "direction not told by the call"),
-        Field(
-            "waits",
+            "l2_to_hbm_ratio",
             "<f4",
             "",
-            "blocking waits for this stream that ended (stream, event, context synchronise, synchronous copies)",
+            "HBM read sectors per L2 sector: an upper-level miss ratio, not 1 - hit rate",
         ),
-        Field("wait_ns", "<f8", "ns", "host time in them; several threads add up"),
-        Field("wait_max_ns", "<f8", "ns"),
-        *(Field(name, "<f4", "", f"waits {words}") for name, words in _WAIT_BINS.items()),
-        Field("bubbles", "<f4", "", "gaps from the end of a wait to the next launch"),
-        Field("bubble_ns", "<f8", "ns", "their sum"),
-        Field("bubble_max_ns", "<f8", "ns"),
-        Field("since_launch_ns", "<f8", "ns", "time since the last launch at t; NaN when none was seen"),
-        Field("launch_call_ns", "<f8", "ns", "host time in launch calls; NaN where it is not measured"),
-        Field("not_ready", "<f4", "", "polls answered NOT_READY; NaN while they were not counted throughout"),
+        Field("l2_bps", "<f8", "B/s", "L2 sectors x 32 B"),
+        Field("hbm_read_bps", "<f8", "B/s", "bytes read from HBM"),
+        Field("hbm_write_bps", "<f8", "B/s", "bytes written to HBM"),
+        Field("sm_active_pct", "<f4", "%", "SM cycles with a warp resident"),
+        Field("warps_active_pct", "<f4", "%", "warps resident of the most possible, while SMs are active"),
+        Field("tensor_pct", "<f4", "%", "cycles in which the tensor pipes were active"),
+        Field("pcie_read_bps", "<f4", "B/s", "read by the GPU"),
+        Field("pcie_write_bps", "<f4", "B/s", "written by the GPU"),
+        Field("nvlink_rx_bps", "<f8", "B/s"),
+        Field("nvlink_tx_bps", "<f8", "B/s"),
+        Field("bank_conflicts_per_s", "<f8", "1/s", "shared-memory bank conflicts; NaN unless asked for"),
     ),
-    key=("pid", "stream"),
-    help="Host evidence of CUDA stream use by uprobes, aggregated in the kernel; not GPU time.",
+    key=("gpu",),
+    help="Hardware counters of the device by PM sampling, all processes included; opt-in.",
 )
-
-ALL: tuple[Channel, ...] = (GPU, GPU_DEVICE, NVLINK, GPU_PROCESS, GPU_EVENT, STATUS, COST, STREAM)
-BY_NAME = {channel.name: channel for channel in ALL}
