@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,13 +46,29 @@ class Backend(Protocol):
         """
         ...
 
+    def attach_tracepoint(self, category: str, event: str, program: str) -> object:
+        """Run a program at a tracepoint of the kernel, for example ("sched", "sched_switch").
+
+        Returns:
+            What `detach` takes.
+
+        Raises:
+            ProbesUnavailable: the kernel has no such tracepoint, or refuses.
+        """
+        ...
+
     def detach(self, link: object) -> None:
-        """Remove a uprobe; may take 0.1 s, while the kernel waits for those that are in it."""
+        """Remove a probe; a uprobe may take 0.1 s, while the kernel waits for those that are in it."""
         ...
 
     def close(self) -> None:
         """Remove all probes and programs. Harmless when called again."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracepoint:
+    point: str
 
 
 class BccBackend:
@@ -97,8 +114,21 @@ class BccBackend:
             raise ProbesUnavailable(f"{program}: the place is probed already")
         return fresh.pop()
 
+    def attach_tracepoint(self, category: str, event: str, program: str) -> object:
+        """Run a program at a tracepoint; see `Backend`. A tracepoint takes one program."""
+        point = f"{category}:{event}"
+        if point.encode() in self._bpf.tracepoint_fds:
+            raise ProbesUnavailable(f"{program}: {point} is probed already")
+        with _unavailable(f"{program} cannot be attached to {point}"):
+            self._bpf.attach_tracepoint(tp=point, fn_name=program)
+        return _Tracepoint(point)
+
     def detach(self, link: object) -> None:
-        """Remove a uprobe. bcc fails on the trace of it in tracefs where that was mounted later; it is gone then too."""
+        """Remove a probe. bcc fails on the trace of it in tracefs where that was mounted later; it is gone then too."""
+        if isinstance(link, _Tracepoint):
+            with contextlib.suppress(Exception):
+                self._bpf.detach_tracepoint(link.point)
+            return
         # Its descriptor is closed first, and that removes the probe.
         with contextlib.suppress(Exception):
             self._bpf.detach_uprobe_event(link)
