@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from opusmon.schema import Batch
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Anything with `push(batch)`. It must not block and must not raise."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from opusmon import __version__
-from opusmon.collectors import facilities, latency, nvml_check, stalls, streams
+from opusmon.collectors import facilities, nvml_check, stalls, streams
 from opusmon.collectors.base import Unavailable
 from opusmon.collectors.facility import Facility, Host
 
@@ -26,6 +26,7 @@ _GROUPS = (
     ("gpu", "gpu"),
     ("streams", "streams, stalls"),
     ("latency", "latency"),
+    ("host", "host"),
     ("l2", "l2 (--deep)"),
     ("recording", "recording"),
     ("terminal", "terminal"),
@@ -84,7 +85,7 @@ def examine(host: Host, ask_nvml: Callable[[], nvml_check.Answer] = nvml_check.a
     found = [_with_answer(facility, answer) for facility in facilities.survey(host=host)]
     place = next(i for i, facility in enumerate(found) if facility.name == "gpm")
     found.insert(place, _nvml(answer, found))
-    asked = {"latency": latency.probe(), "streams": streams.probe(host), "stalls": stalls.probe(host)}
+    asked = {"streams": streams.probe(host), "stalls": stalls.probe(host)}
     panes = {name: why for name, why in asked.items() if why is not None}
     return Report(found, answer, panes, host.release)
 

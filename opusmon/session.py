@@ -10,23 +10,25 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from opusmon import __version__, collectors
+from opusmon import __version__, collectors, sudo
 from opusmon.bus import Bus, Sink
 from opusmon.channels import ALL
 from opusmon.clock import NS, Anchors, Clock
-from opusmon.collectors.base import Unavailable
+from opusmon.collectors import Options
+from opusmon.collectors.base import Status, Unavailable
 from opusmon.collectors.cost import SelfCost
 from opusmon.guarded import GuardedStore
 from opusmon.paths import state_dir
 from opusmon.recording import Mark, Recorder, RecorderState, Recording
 from opusmon.recording.store import clean_text
 from opusmon.schema import StringTable
+from opusmon.slo import Slo
 from opusmon.source import LiveSource, Source
 from opusmon.window import Window
-from opusmon.worker import WorkerSource
+from opusmon.worker import WorkerSource, child_argv
 
 RETAIN_NS = 24 * 3600 * NS
 RETAIN_B = 2 * 1024**3
@@ -42,43 +44,62 @@ class NothingToWatch(Exception):  # noqa: N818  (it reads as what happened)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which collectors will run, and why the others cannot."""
+    """Which collectors will run, and why the others cannot.
+
+    Attributes:
+        runnable: names of those that run.
+        absent: name to reason, for the others.
+        options: per collector, what its constructor is given.
+        raised: of the runnable ones, those whose child is started through sudo.
+    """
 
     runnable: tuple[str, ...]
     absent: Mapping[str, Unavailable]
+    options: Options = field(default_factory=dict)
+    raised: frozenset[str] = frozenset()
 
 
-def plan(only: Sequence[str] = ()) -> Plan:
-    """Probe the collectors, or only those named.
+def plan(only: Sequence[str] = (), options: Options | None = None, *, sudo: bool = False) -> Plan:
+    """Probe the collectors that are to run.
+
+    Args:
+        only: their names; empty for all that run by themselves and those that `options` sets up.
+        options: per collector, what its constructor is given.
+        sudo: collectors that only lack root get it from sudo.
 
     Raises:
         NothingToWatch: none of them can run, or a name is not one of theirs.
     """
-    known = [*collectors.REGISTRY, *collectors.AWAITED]
+    options = options or {}
+    known = list(collectors.REGISTRY)
     strange = [name for name in only if name not in known]
     if strange:
         raise NothingToWatch(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
     asked = list(only) or known
-    answers = {name: _not_asked(name, only) or collectors.probe(name) for name in asked}
-    runnable = tuple(name for name, why in answers.items() if why is None and name in collectors.REGISTRY)
+    answers = {name: _not_set_up(name, options) or collectors.probe(name) for name in asked}
+    raised = tuple(
+        name for name, why in answers.items() if why is not None and sudo and collectors.lacks_only_root(name)
+    )
+    runnable = tuple(name for name, why in answers.items() if why is None or name in raised)
     if not runnable:
-        reasons = [
-            f"{name}: {why.reason}"
-            for name, why in answers.items()
-            if why and (only or name in collectors.REGISTRY)
-        ]
+        reasons = [f"{name}: {why.reason}" for name, why in answers.items() if why]
         raise NothingToWatch(
             f"nothing can be watched on this host ({'; '.join(reasons)}). "
             "`opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
         )
     left_out = Unavailable(f"not asked for: --only named {', '.join(only)}", "start opusmon without --only")
     absent = {name: answers.get(name, left_out) for name in known if name not in runnable}
-    return Plan(runnable, {name: why for name, why in absent.items() if why is not None})
+    return Plan(
+        runnable, {name: why for name, why in absent.items() if why is not None}, options, frozenset(raised)
+    )
 
 
-def _not_asked(name: str, only: Sequence[str]) -> Unavailable | None:
-    """Why a collector with a price does not run without being named."""
-    return Unavailable(*collectors.OPT_IN[name]) if name in collectors.OPT_IN and name not in only else None
+def _not_set_up(name: str, options: Options) -> Unavailable | None:
+    """Why a collector that must be told what to watch does not run."""
+    entry = collectors.REGISTRY[name]
+    if not entry.needs or options.get(name, {}).get(entry.needs):
+        return None
+    return Unavailable("runs only when asked for", entry.enabled_by)
 
 
 def default_path(now: float | None = None) -> Path:
@@ -113,6 +134,7 @@ class LiveSession:
         interval_ns: sampling interval of polled collectors.
         pids: processes to watch, all of them when empty.
         process: name of this process in `cost` rows.
+        slos: objectives to keep watch over, as `opusmon.slo.parse_slo` reads them.
 
     Raises:
         RecordingError: the file cannot be made.
@@ -133,6 +155,7 @@ class LiveSession:
         retain_ns: int | None = RETAIN_NS,
         retain_b: int | None = RETAIN_B,
         process: str = "screen",
+        slos: Sequence[Slo] = (),
     ) -> None:
         self.clock = clock
         self.strings = StringTable()
@@ -154,17 +177,30 @@ class LiveSession:
             readable = keep_window and not self.recorder.warning
             self._store = GuardedStore(Recording.open(path)) if readable else None
         self.window = Window(self.strings, self.anchors, channels=ALL, store=self._store)
-        sources: list[Source] = [
-            WorkerSource(name, self.strings, clock, interval_ns=interval_ns, pids=pids)
-            for name in plan.runnable
-        ]
+        sources = [self._source(name, plan, pids) for name in plan.runnable]
+        # A collector in this process may learn from the others which processes matter.
+        sinks: list[Sink] = [source for source in sources if isinstance(source, Sink)]
         sources.append(SelfCost(self.strings, clock, process))
-        self.source = LiveSource(sources, self.strings, clock, absent=plan.absent)
-        sinks: list[Sink] = [self.window] if keep_window else []
+        stated = [Status("slo", "ok", reason=slo.text, scope=slo.text) for slo in slos]
+        self.source = LiveSource(sources, self.strings, clock, absent=plan.absent, stated=stated)
+        if keep_window:
+            sinks.append(self.window)
         if self.recorder is not None:
             sinks.append(self.recorder)
         self._bus = Bus(sinks)
         self._observe_clock()
+
+    def _source(self, name: str, plan: Plan, pids: Sequence[int]) -> Source:
+        options = plan.options.get(name, {})
+        if collectors.REGISTRY[name].in_process:
+            made: Source = collectors.load(name)(
+                self.strings, self.clock, self.interval_ns, frozenset(pids), **options
+            )
+            return made
+        argv = child_argv(name, self.interval_ns, pids, options)
+        if name in plan.raised:
+            argv = sudo.command(argv)
+        return WorkerSource(name, self.strings, self.clock, argv=argv, same_terminal=name in plan.raised)
 
     @property
     def warning(self) -> str:
@@ -242,6 +278,7 @@ class ReplaySession:
 
     recording: RecorderState | None = None
     warning = ""
+    interval_ns = NS
 
     def __init__(self, recording: Recording, clock: Clock, *, follow: bool = False) -> None:
         self.store = GuardedStore(recording)

@@ -44,6 +44,7 @@ class LiveSource:
         sources: what to run.
         absent: collectors that cannot run here, with the reason; said in `status` rows every 60 s.
         strings: the session's table.
+        stated: said at the start and every 60 s, so that it is known at every instant of the recording.
         backoff_s: waits before restarts.
     """
 
@@ -56,6 +57,7 @@ class LiveSource:
         clock: Clock,
         *,
         absent: Mapping[str, Unavailable] | None = None,
+        stated: Sequence[Status] = (),
         backoff_s: Sequence[float] = BACKOFF_S,
     ) -> None:
         self.strings = strings
@@ -65,6 +67,7 @@ class LiveSource:
         self._held = {
             name: Status(name, "unavailable", why.reason, why.remedy) for name, why in (absent or {}).items()
         }
+        self._stated = tuple(stated)
         self._queue: asyncio.Queue[Batch] = asyncio.Queue(_QUEUE)
 
     @property
@@ -134,8 +137,6 @@ class LiveSource:
     async def _keyframes(self) -> None:
         """Repeat what is unavailable, so that it is known at every instant of the recording."""
         while True:
-            if self._held:
-                await self._queue.put(
-                    status_batch(self._clock.now(), list(self._held.values()), self.strings)
-                )
+            if said := [*self._held.values(), *self._stated]:
+                await self._queue.put(status_batch(self._clock.now(), said, self.strings))
             await asyncio.sleep(KEYFRAME_NS / 1e9)

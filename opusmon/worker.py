@@ -15,10 +15,11 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from opusmon.channels import BY_NAME
 from opusmon.clock import Clock, SystemClock
-from opusmon.collectors import load
+from opusmon.collectors import load, to_words
 from opusmon.collectors.base import Collector, Status, Unavailable, status_batch
 from opusmon.schema import Batch, Channel, StringTable
 from opusmon.wire import Decoder, Encoder, WireError
@@ -53,6 +54,7 @@ class WorkerSource:
         name: the collector, as `opusmon stream --only` takes it.
         strings: the session's table; the child's text ids are translated into it.
         argv: the child's command line; by default this interpreter running `opusmon stream`.
+        same_terminal: the child keeps our terminal session, by which sudo knows that it may run.
         origin: host the rows come from, "" for this one.
         pids: processes to watch, all of them when empty.
     """
@@ -64,6 +66,7 @@ class WorkerSource:
         clock: Clock,
         *,
         argv: Sequence[str] = (),
+        same_terminal: bool = False,
         env: Mapping[str, str] | None = None,
         origin: str = "",
         interval_ns: int = 1_000_000_000,
@@ -76,6 +79,7 @@ class WorkerSource:
         self.channels: Sequence[Channel] = tuple(BY_NAME.values())
         self._clock = clock
         self._argv = list(argv) or child_argv(name, interval_ns, pids)
+        self._same_terminal = same_terminal
         self._env = dict(env) if env is not None else None
         self._origin = origin
         self._silent_s = silent_s
@@ -94,7 +98,9 @@ class WorkerSource:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._env,
-                start_new_session=True,  # ctrl+c in the terminal is ours alone
+                # ctrl+c in the terminal is ours alone: a session of its own, or at least a process group.
+                start_new_session=not self._same_terminal,
+                process_group=0 if self._same_terminal else None,
             )
         except OSError as error:
             raise SourceLost(Unavailable(f"cannot start {self._argv[0]}: {error.strerror}")) from error
@@ -146,7 +152,9 @@ class WorkerSource:
         return status_batch(self._clock.now(), [Status(self.name, state, reason)], self.strings)
 
 
-def child_argv(name: str, interval_ns: int, pids: Sequence[int] = ()) -> list[str]:
+def child_argv(
+    name: str, interval_ns: int, pids: Sequence[int] = (), options: Mapping[str, Any] | None = None
+) -> list[str]:
     """Command line of a child that streams one collector from this host."""
     argv = [
         sys.executable,
@@ -159,7 +167,8 @@ def child_argv(name: str, interval_ns: int, pids: Sequence[int] = ()) -> list[st
         "--interval",
         f"{interval_ns / 1e9:g}s",
     ]
-    return [*argv, *(word for pid in pids for word in ("--pid", str(pid)))]
+    argv += [word for pid in pids for word in ("--pid", str(pid))]
+    return [*argv, *(word for one in to_words(options or {}) for word in ("--option", one))]
 
 
 async def _drain(stream: asyncio.StreamReader | None, into: bytearray) -> None:
@@ -179,7 +188,8 @@ async def _let_go(child: asyncio.subprocess.Process) -> None:
     """End a child; one that is stuck in the kernel and cannot end is left behind."""
     if child.stdin is not None:
         child.stdin.close()
-    with contextlib.suppress(ProcessLookupError):
+    # A child behind sudo may not be killed; the end of its stdin has told it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         child.kill()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(child.wait(), _END_S)
@@ -189,7 +199,14 @@ async def _let_go(child: asyncio.subprocess.Process) -> None:
         transport.close()
 
 
-def serve(name: str, interval_ns: int, *, pids: Sequence[int] = (), compress: bool = False) -> int:
+def serve(
+    name: str,
+    interval_ns: int,
+    *,
+    pids: Sequence[int] = (),
+    options: Mapping[str, Any] | None = None,
+    compress: bool = False,
+) -> int:
     """Run one collector and write its batches to stdout as frames, until stdin ends. The child's side.
 
     Returns:
@@ -202,7 +219,7 @@ def serve(name: str, interval_ns: int, *, pids: Sequence[int] = (), compress: bo
     encoder = Encoder(strings, compress=compress)
     _write(out, encoder.hello(socket.gethostname()))
     try:
-        collector = load(name)(strings, SystemClock(), interval_ns, frozenset(pids))
+        collector = load(name)(strings, SystemClock(), interval_ns, frozenset(pids), **(options or {}))
         asyncio.run(_serve(collector, encoder, out))
     except SourceLost as lost:
         _write(out, encoder.unavailable(lost.why.reason, lost.why.remedy))

@@ -6,9 +6,11 @@ those that must be there: then their absence fails the test, so that a broken ma
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,23 @@ def _bcc() -> str:
     return "" if found else "the distribution's bcc for Python is not installed"
 
 
+def _libbpf() -> str:
+    try:
+        ctypes.CDLL("libbpf.so.1")
+    except OSError as error:
+        return f"libbpf does not load: {error}"
+    return ""
+
+
+def _clang() -> str:
+    """With all that compiling BPF programs takes: packages clang, llvm, linux-libc-dev and libbpf-dev."""
+    programs = [name for name in ("clang", "llvm-strip") if shutil.which(name) is None]
+    headers = [
+        name for name in ("linux/bpf.h", "bpf/bpf_helpers.h") if not Path("/usr/include", name).exists()
+    ]
+    return f"not installed: {', '.join(programs + headers)}" if programs or headers else ""
+
+
 def _tmpfs() -> str:
     """A filesystem of its own, to fill up: root may mount one, if the kernel has it."""
     try:
@@ -40,13 +59,21 @@ def _tmpfs() -> str:
     return _root() or ("" if known and shutil.which("mount") else "no tmpfs can be mounted")
 
 
+def _cupti() -> str:
+    """The vendor's headers, which the wheel of that library brings."""
+    return "" if find_spec("nvidia") is not None else "nvidia-cuda-cupti is not installed"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "root": _root,
     "gcc": _program("gcc"),
     "tmux": _program("tmux"),
     "bcc": _bcc,
+    "libbpf": _libbpf,
+    "clang": _clang,
     "prometheus": _program("prometheus"),
     "tmpfs": _tmpfs,
+    "cupti": _cupti,
 }
 """Kind to a function that says why it is not there, "" when it is."""
 

@@ -14,8 +14,6 @@ from opusmon.collectors import (
     facilities_ebpf,
     facilities_gpu,
     facilities_local,
-    latency,
-    shows,
     stalls,
     streams,
 )
@@ -467,34 +465,15 @@ def test_an_empty_host_answers_every_question(tmp_path: Path) -> None:
         assert "\n" not in facility.reason + facility.remedy + facility.found
 
 
-def test_awaited_panes_say_so_and_how_to_prepare(tree: Tree) -> None:
-    tree.put("/proc/self/mounts", "sysfs /sys sysfs rw 0 0\n").put(f"/lib/modules/{KERNEL}/build/include/x")
-    answer = stalls.probe(tree.host())
-    assert answer.reason == (
-        "this version of opusmon has no stalls collector yet; for a version that has one, this host lacks: "
-        "tracefs, bcc for Python, privileges"
-    )
-    assert answer.remedy == (
-        'sudo mount -t tracefs tracefs /sys/kernel/tracing && sudo apt install python3-bpfcc && sudo "$(command -v opusmon)"'
-    )
-    assert latency.probe().reason.startswith("this version of opusmon has no latency collector yet")
-    assert shows.LATENCY
-    assert shows.STREAMS
-    assert shows.STALLS
-
-
-def test_streams_say_what_is_missing_and_how_to_get_it(tree: Tree) -> None:
-    tree.put("/proc/self/mounts", "sysfs /sys sysfs rw 0 0\n")
+def test_streams_and_stalls_say_what_is_missing_and_how_to_get_it(tree: Tree) -> None:
     answer = streams.probe(tree.host())
     assert answer is not None
     assert answer.reason == (
-        "tracefs: not mounted, tracepoints (scheduler, futex) are listed there; mount it before opusmon starts; "
-        "bcc for Python: not found, it compiles and loads the probes; "
-        f"kernel headers: none for {KERNEL}, bcc compiles the probes against them; "
+        "libbpf.so.1: not found, it loads the probes; "
         "privileges: an ordinary user, probes in the kernel need CAP_BPF, CAP_PERFMON, CAP_DAC_OVERRIDE, CAP_SYS_PTRACE"
     )
-    assert answer.remedy.startswith("sudo mount -t tracefs tracefs /sys/kernel/tracing && sudo apt install")
-    assert answer.remedy.endswith('&& sudo "$(command -v opusmon)"')
+    assert answer.remedy == 'sudo apt install libbpf1 && sudo "$(command -v opusmon)"'
+    assert stalls.probe(tree.host()) == answer
 
 
 def prepared(tree: Tree) -> Tree:
@@ -502,12 +481,11 @@ def prepared(tree: Tree) -> Tree:
     return tree.put("/usr/lib64/libbcc.so.0")
 
 
-def test_a_prepared_host_can_watch_streams_and_lacks_the_stalls_collector(tree: Tree) -> None:
+def test_a_prepared_host_can_watch_streams_and_stalls(tree: Tree) -> None:
     prepared(tree).put("/usr/lib/python3/dist-packages/bcc/table.py")
     tree.put(f"/lib/modules/{KERNEL}/build/include/x")
     assert streams.probe(tree.host()) is None
-    assert stalls.probe(tree.host()).remedy == ""
-    assert stalls.probe(tree.host()).reason == "this version of opusmon has no stalls collector yet"
+    assert stalls.probe(tree.host()) is None
 
 
 def test_an_unpacked_bcc_and_its_headers_do_as_well(tree: Tree) -> None:
@@ -515,7 +493,54 @@ def test_an_unpacked_bcc_and_its_headers_do_as_well(tree: Tree) -> None:
     assert streams.probe(tree.host(("/opt/b/python",), BCC_KERNEL_SOURCE="/opt/b/h")) is None
     answer = streams.probe(tree.host(("/opt/b/python",), BCC_KERNEL_SOURCE="/opt/none"))
     assert answer is not None
-    assert answer.reason.startswith("kernel headers: ")
+    assert answer.reason.startswith("libbpf.so.1: ")
+
+
+def test_root_and_libbpf_are_all_that_streams_need(tree: Tree) -> None:
+    tree.put("/proc/self/status", ROOT).put("/usr/lib64/libbpf.so.1")
+    assert streams.probe(tree.host()) is None
+    for probe in (facilities_ebpf.libbpf, facilities_ebpf.bcc, facilities_ebpf.headers, facilities_ebpf.btf):
+        assert tree.ask(probe).state == "ok"
+    answer = streams.probe(tree.host(OPUSMON_BPF="bcc"))
+    assert answer is not None
+    assert answer.remedy == "unset OPUSMON_BPF"
+    for probe in (facilities_ebpf.bcc, facilities_ebpf.headers):
+        assert tree.ask(probe, OPUSMON_BPF="bcc").state == "missing"
+    tree.put("/usr/src/linux-headers-6.1.0-57-amd64/include/x")
+    assert tree.ask(facilities_ebpf.headers).state == "ok"  # that they are not of this kernel is no news then
+
+
+BY_CAPS = "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t000000c000080002\n"
+"""DAC_OVERRIDE, SYS_PTRACE, PERFMON and BPF."""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "state"),
+    [
+        ("6.6.0-1-generic", BY_CAPS, "ok"),
+        ("6.5.13-custom", BY_CAPS, "missing"),
+        ("5.15.0-85-generic", BY_CAPS, "missing"),
+        ("5.15.0-85-generic", ROOT, "ok"),
+        ("5.15.0-85-generic", ORDINARY, "ok"),  # that is said of privileges
+        ("10.0", BY_CAPS, "ok"),
+    ],
+)
+def test_libbpf_on_kernels_that_set_uprobes_for_administrators_only(
+    tree: Tree, kernel: str, status: str, state: str
+) -> None:
+    tree.put("/usr/lib64/libbpf.so.1").put("/proc/sys/kernel/osrelease", kernel).put(
+        "/proc/self/status", status
+    )
+    assert tree.ask(facilities_ebpf.libbpf).state == state
+
+
+def test_bcc_and_headers_stand_in_for_libbpf(tree: Tree) -> None:
+    prepared(tree).put("/usr/lib/python3/dist-packages/bcc/table.py")
+    assert tree.ask(facilities_ebpf.libbpf).state == "missing"
+    tree.put("/usr/src/linux-headers-6.1.0-57-amd64/include/x")
+    assert tree.ask(facilities_ebpf.libbpf).state == "limited"
+    assert tree.ask(facilities_ebpf.libbpf).remedy == "apt install libbpf1"
+    assert tree.ask(facilities_ebpf.libbpf, OPUSMON_BPF="libbpf").state == "missing"
 
 
 def test_steps_that_are_no_commands_are_given_as_they_are(tree: Tree) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from opusmon.channels.api import ENGINE, ENGINE_BUCKET, METRICS, REQUEST, REQUEST_OPEN
 from opusmon.channels.cuda import STALL, STREAM, WHOLE_CONTEXT
-from opusmon.channels.gpu import GPU, GPU_DEVICE, GPU_EVENT, GPU_PROCESS, L2, NVLINK, WHOLE_GPU
+from opusmon.channels.gpu import DCGM, GPU, GPU_DEVICE, GPU_EVENT, GPU_PROCESS, L2, NVLINK, WHOLE_GPU
 from opusmon.channels.host import CGROUP, HOST, PROCESS
 from opusmon.channels.own import COST, KEYFRAME_NS, STATUS
 from opusmon.schema import Channel
@@ -17,6 +17,7 @@ __all__ = [
     "BY_NAME",
     "CGROUP",
     "COST",
+    "DCGM",
     "ENGINE",
     "ENGINE_BUCKET",
     "GPU",
@@ -45,6 +46,7 @@ ALL: tuple[Channel, ...] = (
     GPU_PROCESS,
     GPU_EVENT,
     L2,
+    DCGM,
     STREAM,
     STALL,
     HOST,

@@ -194,3 +194,22 @@ L2 = Channel(
     key=("gpu",),
     help="Hardware counters of the device by PM sampling, all processes included; opt-in.",
 )
+
+DCGM = Channel(
+    "dcgm",
+    "gauge",
+    (
+        Field("engine", "<u4", help="where it was scraped: host:port/path", text=True),
+        Field("gpu", "<i4", help="as DCGM counts, which is NVML's order; -1 where the page does not say"),
+        Field("uuid", "<u4", text=True),
+        Field("instance", "<u4", help='MIG instance id, "" for a whole GPU', text=True),
+        Field(
+            "hbm_bw_pct",
+            "<f4",
+            "%",
+            "cycles in which the memory moved data; as old as the exporter's own interval, 30 s by default",
+        ),
+    ),
+    key=("engine", "gpu", "instance"),
+    help="HBM bandwidth as a dcgm-exporter tells it: the only source before Hopper.",
+)

@@ -13,10 +13,9 @@ from pathlib import Path
 from opusmon.collectors import facilities_ebpf as ebpf
 from opusmon.collectors import facilities_gpu as gpu
 from opusmon.collectors import facilities_local as local
-from opusmon.collectors.base import Unavailable
 from opusmon.collectors.facility import Facility, Host, State
 
-__all__ = ["PROBES", "Facility", "Host", "State", "ask", "lacking", "not_in_this_version", "survey"]
+__all__ = ["PROBES", "Facility", "Host", "State", "ask", "lacking", "survey"]
 
 PROBES: tuple[Callable[[Host], Facility], ...] = (
     gpu.driver,
@@ -37,6 +36,10 @@ PROBES: tuple[Callable[[Host], Facility], ...] = (
     ebpf.cuda_processes,
     gpu.profiling,
     gpu.cupti,
+    local.http,
+    local.anthropic_sdk,
+    local.otlp_protobuf,
+    local.pressure,
     local.state_dir,
     local.free_space,
     local.sqlite,
@@ -70,13 +73,3 @@ def ask(probe: Callable[[Host], Facility], host: Host) -> Facility:
 def lacking(probes: Iterable[Callable[[Host], Facility]], host: Host) -> list[Facility]:
     """The facilities that are missing, in the order of the probes."""
     return [facility for probe in probes if (facility := ask(probe, host)).state == "missing"]
-
-
-def not_in_this_version(pane: str, probes: Iterable[Callable[[Host], Facility]], host: Host) -> Unavailable:
-    """Say that a pane has no collector yet, and what the host lacks for when it has one."""
-    missing = lacking(probes, host)
-    reason = f"this version of opusmon has no {pane} collector yet"
-    if missing:
-        reason += f"; for a version that has one, this host lacks: {', '.join(one.name for one in missing)}"
-    commands = [one.remedy for one in missing if one.remedy and not one.remedy[0].isupper()]
-    return Unavailable(reason, " && ".join(dict.fromkeys(commands)))

@@ -6,6 +6,7 @@ import gzip
 import re
 import time
 import zlib
+from dataclasses import replace
 
 from opusmon.collectors.facility import (
     CAP_BPF,
@@ -112,56 +113,94 @@ def kernel_options(host: Host) -> Facility:
 
 
 def btf(host: Host) -> Facility:
-    """Type descriptions of the running kernel, by which ready-compiled probes fit themselves to it."""
+    """Shown because people look for it: the probes here read no structure of the kernel, and so need no description of one."""
     name, path = "kernel BTF", "/sys/kernel/btf/vmlinux"
-    if host.exists(path):
-        return Facility(name, "ok", path, needed_by=PANES)
-    reason = "without it probes are compiled on this host, with bcc and kernel headers"
-    return Facility(name, "limited", "not there", reason, "Boot a kernel with CONFIG_DEBUG_INFO_BTF=y", PANES)
+    found = path if host.exists(path) else "not there, and not needed"
+    return Facility(name, "ok", found, needed_by=PANES)
 
 
 def tracefs(host: Host) -> Facility:
-    """Tracepoints are found, and uprobes of older libraries are set, through tracefs."""
+    """Tracepoints are found through tracefs; uprobes do without."""
     name = "tracefs"
     mounts = re.findall(r"^\S+ (\S+) tracefs ", host.text("/proc/self/mounts") or "", re.MULTILINE)
     if mounts:
         return Facility(name, "ok", mounts[0], needed_by=PANES)
-    reason = "tracepoints (scheduler, futex) are listed there; mount it before opusmon starts"
+    if host.has_cap(CAP_SYS_ADMIN):
+        return Facility(name, "ok", "not mounted; opusmon mounts it for itself", needed_by=PANES)
+    reason = "tracepoints (scheduler, compilers) are listed there; root mounts it for opusmon alone"
     return Facility(
         name, "missing", "not mounted", reason, "sudo mount -t tracefs tracefs /sys/kernel/tracing", PANES
     )
 
 
+def libbpf(host: Host) -> Facility:
+    """`libbpf.so.1` loads ready-compiled probes in 17 ms and 1 MB, against 1.3 s and 99 MB with bcc and headers.
+
+    One of the two is enough: this is missing where neither is usable, and its remedy is the shorter one.
+    """
+    name, path = "libbpf.so.1", host.library("libbpf.so.1")
+    found, reason, remedy = path or "not found", "", ""
+    if host.env.get("OPUSMON_BPF") == "bcc":
+        reason, remedy = "OPUSMON_BPF=bcc in the environment asks for bcc instead", "unset OPUSMON_BPF"
+    elif not path:
+        reason, remedy = "it loads the probes", host.install(_LIBBPF_PACKAGES)
+    elif not multi_uprobes(host.release) and host.has_cap(CAP_BPF) and not host.has_cap(CAP_SYS_ADMIN):
+        reason = f"on kernel {host.release} (older than 6.6) it sets probes for CAP_SYS_ADMIN only"
+        remedy = _AS_ROOT
+    if not reason:
+        return Facility(name, "ok", found, needed_by=PANES)
+    if host.env.get("OPUSMON_BPF") != "libbpf" and _bcc_suffices(host):
+        return Facility(name, "limited", found, f"{reason}; bcc stands in, with 100 MB more", remedy, PANES)
+    return Facility(name, "missing", found, reason, remedy, PANES)
+
+
+def multi_uprobes(release: str) -> bool:
+    """Whether a kernel of this release (as `uname -r` prints it) sets uprobes for CAP_PERFMON: from 6.6 on."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return match is not None and (int(match[1]), int(match[2])) >= (6, 6)
+
+
 def bcc(host: Host) -> Facility:
-    """The distribution's bcc for Python, looked for as files: importing it loads 130 MB of compiler."""
+    """The distribution's bcc for Python, looked for as files: importing it loads 100 MB of compiler."""
+    return _beside_libbpf(_bcc(host), host)
+
+
+def headers(host: Host) -> Facility:
+    """Kernel headers for bcc. Those of another version do for probes that read no kernel structure."""
+    return _beside_libbpf(_headers(host), host)
+
+
+def _beside_libbpf(facility: Facility, host: Host) -> Facility:
+    """Nothing is amiss without what is needed only where libbpf is not there."""
+    if facility.state == "ok" or not host.library("libbpf.so.1") or host.env.get("OPUSMON_BPF") == "bcc":
+        return facility
+    return replace(
+        facility, state="ok", found=f"{facility.found}; not needed with libbpf", reason="", remedy=""
+    )
+
+
+def _bcc(host: Host) -> Facility:
     name = "bcc for Python"
     patterns = ("/usr/lib/python3/dist-packages/bcc", "/usr/lib*/python3*/site-packages/bcc")
     folders = [folder for pattern in patterns for folder in host.glob(pattern)]
+    folders += [f"{folder}/bcc" for folder in host.module_paths]  # one unpacked elsewhere does as well
     found = next((folder for folder in folders if host.exists(f"{folder}/table.py")), None)
     library = host.library("libbcc.so.0")
     if found and library:
         return Facility(name, "ok", found, needed_by=PANES)
-    reason = "it compiles and loads the probes"
+    reason = "where libbpf.so.1 is not there, it compiles and loads the probes"
     if found:
         reason = "its library libbcc.so.0 was not found"
     return Facility(name, "missing", found or "not found", reason, host.install(_BCC_PACKAGES), PANES)
 
 
-def libbpf(host: Host) -> Facility:
-    """`libbpf.so.1` loads ready-compiled probes in 27 ms and 22 MB, against 1.2 s and 133 MB with bcc."""
-    name, path = "libbpf.so.1", host.library("libbpf.so.1")
-    if path:
-        return Facility(name, "ok", path, needed_by=PANES)
-    reason = "without it probes go through bcc, which takes 133 MB and about a second to start"
-    return Facility(name, "limited", "not found", reason, host.install(_LIBBPF_PACKAGES), PANES)
-
-
-def headers(host: Host) -> Facility:
-    """Kernel headers for bcc. Those of another version do for probes that read no kernel structure."""
+def _headers(host: Host) -> Facility:
     name, release = "kernel headers", host.release
-    for path in (f"/lib/modules/{release}/build/include", f"/usr/src/linux-headers-{release}/include"):
-        if host.exists(path):
-            return Facility(name, "ok", path.removesuffix("/include"), needed_by=PANES)
+    given = host.env.get("BCC_KERNEL_SOURCE", "")
+    own = (f"/lib/modules/{release}/build", f"/usr/src/linux-headers-{release}")
+    for folder in (given, *own) if given else own:
+        if host.exists(f"{folder}/include"):
+            return Facility(name, "ok", folder, needed_by=PANES)
     if host.exists("/sys/kernel/kheaders.tar.xz"):
         return Facility(name, "ok", "/sys/kernel/kheaders.tar.xz", needed_by=PANES)
     other = [*host.glob("/usr/src/linux-headers-*/include"), *host.glob("/usr/src/kernels/*/include")]
@@ -169,8 +208,13 @@ def headers(host: Host) -> Facility:
         reason = f"not of the running kernel {release}: enough for probes that read no kernel structure"
         found = other[-1].removesuffix("/include")
         return Facility(name, "limited", found, reason, _headers_install(host), PANES)
-    reason = "bcc compiles the probes against them"
+    reason = "where libbpf.so.1 is not there, bcc compiles the probes against them"
     return Facility(name, "missing", f"none for {release}", reason, _headers_install(host), PANES)
+
+
+def _bcc_suffices(host: Host) -> bool:
+    """Whether bcc could load the probes here."""
+    return all(one.state != "missing" for one in (_bcc(host), _headers(host)))
 
 
 def cuda_processes(host: Host, budget_s: float = 0.5) -> Facility:

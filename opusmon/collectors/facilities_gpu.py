@@ -127,7 +127,7 @@ def profiling(host: Host) -> Facility:
 
 def cupti(host: Host) -> Facility:
     """`libcupti.so` of the driver's own CUDA version; one of another version can crash its caller."""
-    name, paths = "libcupti", _cupti_paths(host)
+    name, paths = "libcupti", cupti_paths(host)
     if paths:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         return Facility(name, "ok", paths[0] + more, needed_by=DEEP)
@@ -186,7 +186,8 @@ def _package_version(origin: Path) -> str:
     return folders[-1].name.removeprefix("nvidia_ml_py-").removesuffix(".dist-info") if folders else ""
 
 
-def _cupti_paths(host: Host) -> list[str]:
+def cupti_paths(host: Host) -> list[str]:
+    """Every libcupti that the loader, a toolkit or a wheel on the module path offers, as found."""
     toolkit = [path for prefix in ("/usr/local/cuda*", "/opt/cuda*") for path in _toolkit_cupti(host, prefix)]
     loader = next((path for n in (13, 12) if (path := host.library(f"libcupti.so.{n}"))), None)
     wheels = [

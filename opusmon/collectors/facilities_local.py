@@ -1,4 +1,4 @@
-"""What recording and drawing need: a place to write, clocks, a terminal."""
+"""What recording and drawing need: a place to write, clocks, a terminal; and what the kernel says about pressure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import time
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from opusmon.collectors.facility import Facility, Host
+from opusmon.collectors.facility import Facility, Host, State
 from opusmon.paths import is_network
 from opusmon.times import format_duration
 
 RECORDING = ("recording",)
+LATENCY = ("latency",)
+HOST = ("host",)
 TERMINAL = ("terminal",)
 
 _ENOUGH_B = 1024**3
@@ -85,6 +87,42 @@ def clock(host: Host, wall_ns: int | None = None, monotonic_ns: int | None = Non
 def python_version(host: Host) -> Facility:
     """The interpreter in use."""
     return Facility("python", "ok", f"{sys.version.split()[0]} {host.python}", needed_by=RECORDING)
+
+
+def pressure(host: Host) -> Facility:
+    """Pressure stall information: the share of time in which tasks waited for CPU, memory or I/O."""
+    name = "pressure (PSI)"
+    text = host.text("/proc/pressure/cpu")
+    if text is not None and "total=" in text:
+        return Facility(name, "ok", "/proc/pressure", needed_by=HOST)
+    reason = "the shares of time lost to waiting for CPU, memory and I/O stay empty"
+    remedy = "Boot the kernel with psi=1 (CONFIG_PSI_DEFAULT_DISABLED), or use one built with CONFIG_PSI"
+    return Facility(name, "limited", "off in this kernel", reason, remedy, HOST)
+
+
+def http(host: Host) -> Facility:
+    """aiohttp, which asks engines for their metrics and is the proxy."""
+    return _module(host, "aiohttp", "engines cannot be scraped and there is no proxy", "aiohttp")
+
+
+def anthropic_sdk(host: Host) -> Facility:
+    """The SDK that the canary sends its requests with."""
+    return _module(host, "anthropic", "there is no canary (--probe)", "anthropic")
+
+
+def otlp_protobuf(host: Host) -> Facility:
+    """The message types of OTLP; JSON needs none."""
+    reason = "--otlp-listen takes JSON only"
+    return _module(host, "opentelemetry.proto", reason, "'opusmon[otlp]'", state="limited")
+
+
+def _module(host: Host, name: str, reason: str, package: str, state: State = "missing") -> Facility:
+    """Whether a module of that name lies on the module path."""
+    below = name.replace(".", "/")
+    place = next((folder for folder in host.module_paths if host.exists(f"{folder}/{below}")), None)
+    if place is not None:
+        return Facility(name, "ok", place, needed_by=LATENCY)
+    return Facility(name, state, "not installed", reason, f"pip install {package}", LATENCY)
 
 
 def term(host: Host) -> Facility:

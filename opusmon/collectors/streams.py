@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal
 
@@ -13,27 +13,26 @@ from opusmon.collectors import facilities_ebpf as ebpf
 from opusmon.collectors.base import Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.attach import Libraries
-from opusmon.collectors.ebpf.budget import CHEAP_HIT_NS, DEAR_HIT_NS, Bursts
+from opusmon.collectors.ebpf.budget import CHEAP_HIT_NS, DEAR_HIT_NS, Budget, Bursts
 from opusmon.collectors.ebpf.libcuda import Scan, Scanner
 from opusmon.collectors.ebpf.meter import Meter
 from opusmon.collectors.ebpf.names import Names
 from opusmon.collectors.ebpf.notes import Notes
 from opusmon.collectors.ebpf.stream_rows import Coverage
-from opusmon.collectors.ebpf.stream_table import Hits, StreamTable, cflags
+from opusmon.collectors.ebpf.stream_table import StreamTable, cflags
+from opusmon.collectors.ebpf.stream_timing import BURST_NS, TimedBursts, TimedLaunches
 from opusmon.collectors.ebpf.symbols import ENTRIES
-from opusmon.collectors.facilities import Facility, Host, lacking
+from opusmon.collectors.facilities import Host, lacking
 from opusmon.schema import Batch, Channel, StringTable
 
 NEEDS = (
     ebpf.lockdown,
     ebpf.kernel_options,
     ebpf.perf_event_paranoid,
-    ebpf.tracefs,
-    ebpf.bcc,
-    ebpf.headers,
+    ebpf.libbpf,
     ebpf.privileges,
 )
-"""Privileges last: the command that gives them also starts opusmon."""
+"""Privileges last: the command that gives them also starts opusmon. bcc and headers stand in for libbpf."""
 
 MIN_INTERVAL_NS = 250_000_000
 SCAN_NS = 2 * NS
@@ -41,16 +40,18 @@ MARGIN_NS = 100_000_000
 """Probes for a burst are set so long before its interval begins; setting them takes some 5 ms."""
 
 _Sampled = Literal["launch", "poll"]
-_SAMPLED: dict[_Sampled, tuple[str, str]] = {
+_SAMPLED: Mapping[_Sampled, tuple[str, str]] = {
     "launch": ("launches", "kernel launches"),
     "poll": ("not_ready", "polls"),
 }
+"""Group to the field that is missing between bursts, and what is counted."""
+_PARTS: Mapping[_Sampled | Literal["timing"], float] = {"launch": 0.7, "poll": 0.15, "timing": 0.15}
+"""Of the budget. Timing gets little though a call has two hits: of times a sample will do, and it is short."""
 
 
 def probe(host: Host | None = None) -> Unavailable | None:
     """What this host lacks, with the commands that mend it; None when nothing. Cheap, never raises."""
-    view = host or Host()
-    missing = [one for one in lacking(NEEDS, view) if not _brought_along(one, view)]
+    missing = lacking(NEEDS, host or Host())
     if not missing:
         return None
     reason = "; ".join(f"{one.name}: {one.found}, {one.reason}" for one in missing)
@@ -59,29 +60,23 @@ def probe(host: Host | None = None) -> Unavailable | None:
     return Unavailable(reason, " && ".join(dict.fromkeys(commands)) or " ".join(dict.fromkeys(steps)))
 
 
-def _brought_along(facility: Facility, host: Host) -> bool:
-    """A bcc on the module path and headers named in the environment do as well as installed ones."""
-    if facility.name == "bcc for Python":
-        found = any(host.exists(f"{folder}/bcc/table.py") for folder in host.module_paths)
-        return found and host.library("libbcc.so.0") is not None
-    given = host.env.get("BCC_KERNEL_SOURCE", "")
-    return facility.name == "kernel headers" and bool(given) and host.exists(f"{given}/include")
-
-
 class StreamsCollector:
     """Launches, copies and waits per process and stream. Run it in a child process, as root.
 
-    Probes are compiled and set when the first process that maps libcuda is found, and stay set on each such file.
+    Probes are loaded and set when the first process that maps libcuda is found, and stay set on each such file.
     Kernel launches and polls can be so many that counting them costs more than the budget; then they are counted in
-    one interval of every N, and are NaN in the others.
+    one interval of every N, and are NaN in the others. Launch calls are timed from entry to return, in bursts of
+    0.25 s likewise: those that began and ended within one. Their time includes what the probes themselves take of it,
+    0.8 us measured.
 
     Args:
         strings: text ids of the rows refer to it.
         clock: time of the rows.
         interval_ns: tick; raised to 250 ms.
         only_pids: processes to report, empty for all.
-        launch_budget_pct: what counting launches may cost, and likewise counting polls, in percent of one core.
-        make_backend: loads the BPF programs from source and compiler flags.
+        launch_budget_pct: what counting launches, counting polls and timing launch calls may cost together, in
+            percent of one core; see `_PARTS`.
+        make_backend: loads the BPF programs of a source, from its name and compiler flags.
     """
 
     name: ClassVar[str] = "streams"
@@ -95,7 +90,7 @@ class StreamsCollector:
         only_pids: frozenset[int] = frozenset(),
         *,
         launch_budget_pct: float = 1.0,
-        make_backend: Callable[[str, Sequence[str]], probes.Backend] = probes.BccBackend,
+        make_backend: Callable[[str, Sequence[str]], probes.Backend] = probes.load,
     ) -> None:
         self.strings = strings
         self._clock = clock
@@ -105,12 +100,15 @@ class StreamsCollector:
         self._make_backend = make_backend
         self._scanner = Scanner(only_pids=only_pids)
         self._notes = Notes(self.name)
+        self._budget = Budget(launch_budget_pct, _PARTS)
         self._bursts: dict[_Sampled, Bursts] = {group: Bursts(launch_budget_pct) for group in _SAMPLED}
         self._since: dict[_Sampled, int | None] = dict.fromkeys(_SAMPLED)
+        self._timing: TimedBursts | None = None
         self._scan = Scan()
         self._scanned_at: int | None = None
         self._backend: probes.Backend | None = None
         self._libraries: Libraries | None = None
+        self._timed: TimedLaunches | None = None
         self._table: StreamTable | None = None
         self._read_at = 0
         self._jobs: set[asyncio.Task[None]] = set()
@@ -124,7 +122,7 @@ class StreamsCollector:
         """Rows of all channels until closed.
 
         Raises:
-            ProbesUnavailable: the probes cannot be compiled or loaded.
+            ProbesUnavailable: the probes cannot be loaded.
         """
         self._pool = ThreadPoolExecutor(1, "ebpf")  # the backend is for one thread, and its calls block
         self._meter = Meter(self.name, self._clock, self._interval_ns)
@@ -146,8 +144,9 @@ class StreamsCollector:
     def _release(self) -> None:
         if self._backend is not None:
             self._backend.close()
-        if self._libraries is not None:
-            self._libraries.close()
+        for libraries in (self._libraries, self._timed):
+            if libraries is not None:
+                libraries.close()
 
     # A turn
 
@@ -176,7 +175,10 @@ class StreamsCollector:
         self._meter.hits += hits.total
         self._meter.lost += hits.lost
         for group in _SAMPLED:
-            self._ration(group, hits, dt_ns, covered[group], tick.due + self._interval_ns)
+            if covered[group]:
+                self._budget.saw(group, getattr(hits, group), dt_ns, self._hit_ns)
+        for group in _SAMPLED:
+            self._ration(group, getattr(hits, group), dt_ns, covered[group], tick.due + self._interval_ns)
         if batch is not None:
             yield batch
 
@@ -186,12 +188,16 @@ class StreamsCollector:
 
     # The budget
 
-    def _ration(self, group: _Sampled, hits: Hits, dt_ns: int, covered: bool, next_due: int) -> None:
+    @property
+    def _hit_ns(self) -> int:
+        return CHEAP_HIT_NS if self._libraries is None or self._libraries.cheap else DEAR_HIT_NS
+
+    def _ration(self, group: _Sampled, count: int, dt_ns: int, covered: bool, next_due: int) -> None:
         """Decide whether a group of probes stays on, and set or remove it."""
-        bursts, count = self._bursts[group], getattr(hits, group)
+        bursts = self._bursts[group]
         if covered:
-            dear = self._libraries is not None and not self._libraries.cheap
-            bursts.measured(count, dt_ns, DEAR_HIT_NS if dear else CHEAP_HIT_NS)
+            bursts.allow(self._budget.allowed_pct(group))
+            bursts.measured(count, dt_ns, self._hit_ns)
             if not bursts.wanted:
                 self._start(self._switch_off(group))
         else:
@@ -199,6 +205,10 @@ class StreamsCollector:
         if bursts.soon:
             margin = min(MARGIN_NS, self._interval_ns // 4)
             self._start(self._switch_on(group, (next_due - margin - self._clock.now()) / NS))
+
+    def _allow_timing(self, hits: int, dt_ns: int, hit_ns: int) -> float:
+        self._budget.saw("timing", hits, dt_ns, hit_ns)
+        return self._budget.allowed_pct("timing")
 
     async def _switch_off(self, group: _Sampled) -> None:
         assert self._libraries is not None  # noqa: S101  (it was on)
@@ -226,15 +236,17 @@ class StreamsCollector:
         if self._scan.processes:
             libraries = self._libraries or await self._load()
             await self._aside(libraries.follow, self._scan)
+            if self._timed is not None:
+                await self._aside(self._timed.follow, self._scan)
             if self._table is None:
                 self._begin()
         self._scanned_at = now
 
     async def _load(self) -> Libraries:
-        text = probes.source("streams.bpf.c")
-        self._backend = await self._aside(self._make_backend, text, cflags())
+        self._backend = await self._aside(self._make_backend, self.name, cflags())
         self._libraries = Libraries(self._backend, ENTRIES, self._scanner.open)
-        self._libraries.on |= _SAMPLED.keys()
+        self._libraries.on |= {"launch", "poll"}
+        self._timed = TimedLaunches(self._backend, self._scanner.open)
         return self._libraries
 
     def _begin(self) -> None:
@@ -244,6 +256,10 @@ class StreamsCollector:
         self._read_at = self._clock.now()
         self._since = dict.fromkeys(_SAMPLED, self._read_at)
         self._tell()
+        if self._timed is not None:
+            words = (self._timed, self._table, self._clock, self._aside, self._allow_timing)
+            self._timing = TimedBursts(*words)
+            self._start(self._timing.run())
 
     async def _aside(self, function: Callable[..., Any], *words: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *words)
@@ -262,19 +278,21 @@ class StreamsCollector:
 
     def _note(self) -> None:
         self._notes.put(("", "", ""), "ok", self._sight())
-        self._notes.put(
-            ("stream", "launch_call_ns", ""), "not_supported", "a probe on every return would cost too much"
-        )
         hidden = self._scan.hidden
         if hidden:
             text = f"processes that may not be looked into: {hidden}"
             self._notes.put(("", "", "hidden"), "no_permission", text)
         else:
             self._notes.drop(("", "", "hidden"))
-        for path, reason in (self._libraries.refused if self._libraries else {}).items():
-            self._notes.put(("stream", "", path), "error", reason)
+        for libraries in (self._timed, self._libraries):
+            for path, reason in (libraries.refused if libraries is not None else {}).items():
+                self._notes.put(("stream", "", path), "error", reason)
         for group in _SAMPLED:
-            self._note_bursts(group)
+            every_s = self._interval_ns * self._bursts[group].every / NS
+            field, words = _SAMPLED[group]
+            self._note_bursts(field, f"{words} are counted", "counting", self._interval_ns / NS, every_s)
+        cycle_s = self._timing.cycle_ns / NS if self._timing is not None else 0.0
+        self._note_bursts("launch_call_ns", "launch calls are timed", "timing", BURST_NS / NS, cycle_s)
 
     def _sight(self) -> str:
         processes = len(self._scan.processes)
@@ -282,13 +300,13 @@ class StreamsCollector:
             return "no process maps libcuda"
         files = self._libraries.probed if self._libraries is not None else 0
         words = "1 process maps" if processes == 1 else f"{processes} processes map"
-        return f"probes are on {files} libcuda file{'s' if files != 1 else ''}, {words} one"
+        origin = f"; loaded by {self._backend.origin}" if self._backend is not None else ""
+        return f"probes are on {files} libcuda file{'s' if files != 1 else ''}, {words} one{origin}"
 
-    def _note_bursts(self, group: _Sampled) -> None:
-        field, words = _SAMPLED[group]
-        interval_s, n = self._interval_ns / NS, self._bursts[group].every
-        if n == 1:
+    def _note_bursts(self, field: str, words: str, doing: str, burst_s: float, every_s: float) -> None:
+        if every_s <= burst_s:
             self._notes.drop(("stream", field, ""))
             return
-        reason = f"{words} are counted for {interval_s:g} s of every {n * interval_s:g} s: counting all would cost over {self._budget_pct:g} % of a core"
-        self._notes.put(("stream", field, ""), "sampled", reason)
+        burst = f"{words} for {burst_s:g} s of every {every_s:.3g} s"
+        dear = f"{doing} all would cost too much of the {self._budget_pct:g} % of a core that probes may take"
+        self._notes.put(("stream", field, ""), "sampled", f"{burst}: {dear}")

@@ -13,6 +13,7 @@ from opusmon.recording import RecorderState
 from opusmon.schema import Rows
 from opusmon.times import format_duration, format_wall
 from opusmon.ui import units
+from opusmon.ui.findings import FINDING_MARKS
 from opusmon.ui.panes.base import View
 from opusmon.ui.text import Line, clean, fill, fit, join, line_cells
 
@@ -34,6 +35,7 @@ class Facts:
         trouble: why recording has stopped or loses rows, "" when it does not.
         sample: begin and end of the sample shown, None when there is none.
         late_ns: age of that sample while tracking, else 0.
+        findings: how many rules find something wrong at the instant shown, and the worst severity of it.
     """
 
     host: str
@@ -44,6 +46,7 @@ class Facts:
     trouble: str
     sample: tuple[int, int] | None
     late_ns: int
+    findings: tuple[int, int] = (0, 0)
 
 
 def header(view: View, t: int, facts: Facts, width: int) -> Line:
@@ -61,6 +64,8 @@ def header(view: View, t: int, facts: Facts, width: int) -> Line:
         right.insert(0, ((f"!! {clean(facts.trouble)}", "bad"),))
     if facts.late_ns > max(LATE_NS, 2 * _length(facts.sample)):
         right.insert(0, ((f"!! LATE {facts.late_ns / 1e9:.1f} s", "bad"),))
+    if facts.findings[0]:
+        right.append(_findings(*facts.findings))
     extra: list[Line] = [((facts.recording, "label"),)] if facts.recording else []
     cost_pct = cpu_pct(view, t)
     if cost_pct is not None:
@@ -73,6 +78,12 @@ def header(view: View, t: int, facts: Facts, width: int) -> Line:
     room -= line_cells(inventory) + 2 if inventory else 0
     tail = fill(extra, max(room - 2, 0))
     return fit(((" ", ""), *join([*left, inventory, *right, tail], "  ")), width)
+
+
+def _findings(count: int, worst: int) -> Line:
+    """`2 findings !!`: what `f` lists and `n` goes to."""
+    sign, style = FINDING_MARKS[worst]
+    return ((f"{count} finding{'s' if count != 1 else ''} {sign}", style),)
 
 
 def cpu_pct(view: View, t: int) -> float | None:

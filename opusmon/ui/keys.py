@@ -25,6 +25,7 @@ PANE_KEYS = (
     ("p", "GPU processes"),
 )
 OTHER_KEYS = (
+    ("f", "findings: what is wrong at the playhead, and all there were"),
     ("c", "what watching costs"),
     (":", "command palette, themes too (also ctrl+p)"),
     ("?", "this help"),

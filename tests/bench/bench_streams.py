@@ -23,7 +23,10 @@ from opusmon.clock import SystemClock
 from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.attach import Libraries
 from opusmon.collectors.ebpf.libcuda import Scanner
-from opusmon.collectors.ebpf.stream_table import cflags
+from opusmon.collectors.ebpf.names import Names
+from opusmon.collectors.ebpf.stream_rows import Coverage
+from opusmon.collectors.ebpf.stream_table import StreamTable, cflags
+from opusmon.collectors.ebpf.stream_timing import TimedLaunches
 from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.streams import StreamsCollector
 from opusmon.schema import StringTable
@@ -48,7 +51,7 @@ def timed(action: Callable[[], object]) -> float:
 
 def per_hit() -> None:
     """Print ns per call with and without probes."""
-    backend = probes.BccBackend(probes.source("streams.bpf.c"), cflags())
+    backend = probes.load("streams", cflags())
     scanner = Scanner()
     with Load() as load:
         ns: dict[tuple[str, bool], list[float]] = {}
@@ -74,6 +77,30 @@ def per_hit() -> None:
     print(
         f"attach {statistics.median(attach) * 1e3:.0f} ms, detach {statistics.median(detach) * 1e3:.0f} ms, per library"
     )
+    backend.close()
+
+
+def per_timed_call() -> None:
+    """Print what timing a launch call costs, alone and beside counting, and how much of it is in the time measured."""
+    backend = probes.load("streams", cflags())
+    scanner, clock = Scanner(), SystemClock()
+    with Load() as load:
+        found = scanner.scan(clock.now())
+        table = StreamTable(backend, Names(StringTable()), frozenset({load.pid}))
+        timed, counted = TimedLaunches(backend, scanner.open), Libraries(backend, ENTRIES, scanner.open)
+        counted.on = set()
+        timed.follow(found)
+        table.time_calls(True)
+        for name in ("timed", "timed and counted"):
+            cost, own = [], []
+            for _ in range(ROUNDS):
+                cost.append(load.do(f"kernel {N} 17") / N)
+                batch = table.read(clock.now(), 1, Coverage(1, polls=True))
+                own += batch.rows["launch_call_ns"].tolist() if batch is not None else []
+            words = f"{statistics.median(cost):.0f} ns per call, {statistics.median(own):.0f} ns of them in its time"
+            print(f"kernel launch, {name:18} {words}")
+            counted.on = {"launch"}
+            counted.follow(found)
     backend.close()
 
 
@@ -122,5 +149,6 @@ def within_budget(launches: int = 2_800_000) -> None:
 
 if __name__ == "__main__":
     per_hit()
+    per_timed_call()
     within_budget()
     asyncio.run(at_work(16, 16))

@@ -86,7 +86,7 @@ def test_a_recording_is_one_private_file_with_the_rows(session):
         collectors = {
             recording.strings.text(row["collector"]) for row in recording.query("status", 0, recording.t1)
         }
-        assert {"latency", "streams", "stalls"} <= collectors
+        assert {"engine", "host", "proxy", "l2"} <= collectors
 
 
 def test_info_says_what_is_in_it(session):

@@ -1,4 +1,7 @@
-"""The streams collector on a stub libcuda: real probes, a load whose counts are known."""
+"""The streams collector on a stub libcuda: real probes, a load whose counts are known.
+
+It loads them as it does on any host, by libbpf where that is; `OPUSMON_BPF=bcc pytest ...` runs all of this with bcc.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from needs import lacking, needs
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.streams import StreamsCollector
 
-needs("root", "bcc", "gcc")
+needs("root", "gcc")
 if why := StreamsCollector.probe():
-    lacking("bcc", f"probes cannot be set here: {why.reason}")
+    lacking("root", f"probes cannot be set here: {why.reason}")
 
 MS = 1_000_000
 FREE_NS = 150
@@ -51,9 +54,9 @@ def counted(
 def test_a_process_started_later_is_counted_from_its_first_call(watch: Watch) -> None:
     with Load() as load:
         sums = counted(
-            watch, load, 0x11, "kernel 509 17", "ex 307 17", "coop 101 17", field="launches", count=917
+            watch, load, 0x11, "kernel 127 17", "ex 61 17", "coop 23 17", field="launches", count=211
         )
-        assert sums == {"launches": 509 + 307 + 101}
+        assert sums == {"launches": 127 + 61 + 23}
         row = watch.last(load.pid, 0x11)
         assert row is not None
         assert watch.strings.text(row["process"]) == "cuda_load"
@@ -63,17 +66,17 @@ def test_a_process_started_later_is_counted_from_its_first_call(watch: Watch) ->
 def test_each_stream_has_its_own_counts(watch: Watch) -> None:
     with Load() as load:
         commands = (
-            "kernel 211 17",
-            "kernel 307 18",
-            "ex 401 18",
+            "kernel 53 17",
+            "kernel 79 18",
+            "ex 97 18",
             "graph 7 19",
             "kernel 13 0",
             "ex 5 1",
             "kernel 3 2",
         )
         counted(watch, load, 2, *commands, field="launches", count=3)
-        assert watch.sums(load.pid, 17) == {"launches": 211}
-        assert watch.sums(load.pid, 18) == {"launches": 307 + 401}
+        assert watch.sums(load.pid, 17) == {"launches": 53}
+        assert watch.sums(load.pid, 18) == {"launches": 79 + 97}
         assert watch.sums(load.pid, 19) == {"graph_launches": 7}
         assert watch.sums(load.pid, 0) == {"launches": 13 + 5}  # handle 1 is CU_STREAM_LEGACY
         assert watch.sums(load.pid, 2) == {"launches": 3}
@@ -81,8 +84,8 @@ def test_each_stream_has_its_own_counts(watch: Watch) -> None:
 
 def test_threads_that_share_a_stream_lose_no_count(watch: Watch) -> None:
     with Load() as load:
-        assert counted(watch, load, 18, "threads 113 18 7", field="launches", count=7 * 113) == {
-            "launches": 7 * 113
+        assert counted(watch, load, 18, "threads 31 18 7", field="launches", count=7 * 31) == {
+            "launches": 7 * 31
         }
 
 
@@ -190,7 +193,7 @@ def test_time_since_the_last_launch(watch: Watch) -> None:
             lambda: (last := watch.last(load.pid, 61)) is not None and last["launches"] == 0 and last
         )
         assert before <= row["t"] - row["since_launch_ns"] <= after
-        assert np.isnan(row["launch_call_ns"])
+        assert np.isnan(row["launch_call_ns"])  # none in that interval
 
 
 def test_names_losses_and_the_end_of_a_process(watch: Watch) -> None:

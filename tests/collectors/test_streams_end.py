@@ -15,11 +15,12 @@ from cuda_stub import Load, copy_of_library
 from cuda_stub.watch import Watch
 from needs import lacking, needs
 
+from opusmon.collectors.ebpf import probes
 from opusmon.collectors.streams import StreamsCollector
 
-needs("root", "bcc", "gcc")
+needs("root", "gcc")
 if why := StreamsCollector.probe():
-    lacking("bcc", f"probes cannot be set here: {why.reason}")
+    lacking("root", f"probes cannot be set here: {why.reason}")
 
 FREE_NS = 150
 """A launch of the stub takes 3-10 ns; with a probe on it, 250 ns and more."""
@@ -47,6 +48,7 @@ def close_stdin(child: subprocess.Popen[bytes]) -> None:
     child.stdin.close()
 
 
+@pytest.mark.parametrize("kind", ["libbpf", "bcc"])
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -56,8 +58,14 @@ def close_stdin(child: subprocess.Popen[bytes]) -> None:
     ],
 )
 def test_no_probe_is_left_when_it_ends(
-    tmp_path: Path, end: Callable[[subprocess.Popen[bytes]], None], code: int
+    tmp_path: Path,
+    end: Callable[[subprocess.Popen[bytes]], None],
+    code: int,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    needs(kind)
+    monkeypatch.setenv(probes.VARIABLE, kind)
     with Load(copy_of_library(tmp_path)) as load:
         watch = Watch(stderr=subprocess.PIPE)
         watch.until(lambda: watch.files == 1)
@@ -65,7 +73,7 @@ def test_no_probe_is_left_when_it_ends(
         end(watch.process)
         assert watch.process.wait(10) == code
         assert watch.process.stderr is not None
-        assert watch.process.stderr.read() == b""  # bcc has nothing to complain about at exit
+        assert watch.process.stderr.read() == b""  # nobody has anything to complain about at exit
         assert load.do("kernel 10000 7") / 10_000 < FREE_NS
         watch.close()
 

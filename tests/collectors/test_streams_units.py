@@ -18,12 +18,12 @@ from needs import needs
 from opusmon.channels import STREAM
 from opusmon.collectors.ebpf import bcc_import, elf, headers, stream_table
 from opusmon.collectors.ebpf.attach import KEEP_UNUSED, MAX_LIBRARIES, Libraries
-from opusmon.collectors.ebpf.budget import MAX_EVERY, Bursts
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
 from opusmon.collectors.ebpf.libcuda import Mapping, Scan, Scanner, parse
 from opusmon.collectors.ebpf.maps import possible_cpus
 from opusmon.collectors.ebpf.notes import Notes
-from opusmon.collectors.ebpf.stream_rows import KEY, VALUE, Coverage, Differ
+from opusmon.collectors.ebpf.stream_rows import KEY, VALUE, Coverage, Differ, bin_edges_ns
+from opusmon.collectors.ebpf.stream_timing import TimedLaunches
 from opusmon.collectors.ebpf.symbols import ENTRIES
 
 NS = 1_000_000_000
@@ -259,6 +259,24 @@ def test_groups_are_set_and_removed(tmp_path: Path) -> None:
     them.close()
 
 
+def test_probes_that_time_calls_go_one_by_one_the_return_first(tmp_path: Path) -> None:
+    one, two = copies(tmp_path, 2)
+    backend = FakeBackend()
+    them = TimedLaunches(backend, lambda _, mapping: os.open(mapping.path, os.O_RDONLY))
+    them.follow(scan(one))
+    assert programs(backend) == ["time_end", "time_stack"]
+    assert them.remove_one()
+    assert programs(backend) == ["time_stack"]
+    them.follow(scan(one, two))  # what is new gets none while they are being removed
+    assert programs(backend) == ["time_stack"]
+    assert them.remove_one()
+    assert not them.remove_one()
+    assert programs(backend) == []
+    them.set_all()
+    assert programs(backend) == ["time_end", "time_end", "time_stack", "time_stack"]
+    them.close()
+
+
 def test_a_hard_link_is_the_same_file(tmp_path: Path) -> None:
     (one,) = copies(tmp_path, 1)
     os.link(one, tmp_path / "libcuda.so.99")
@@ -305,44 +323,6 @@ def test_what_cannot_be_probed_is_said_and_the_rest_goes_on(tmp_path: Path) -> N
     assert them.probed == 1
     assert "launch_stack" in programs(backend)
     them.close()
-
-
-# -- the budget
-
-
-def test_a_burst_of_one_interval_in_n() -> None:
-    bursts = Bursts(1.0)
-    bursts.measured(6_000, NS, 1_500)  # 0.9 % of a core
-    assert (bursts.every, bursts.wanted) == (1, True)
-    bursts.measured(92_000, NS, 1_500)  # 13.8 %
-    assert (bursts.every, bursts.wanted, bursts.soon) == (14, False, False)
-    for _ in range(12):
-        bursts.passed()
-        assert not bursts.wanted
-    assert bursts.soon
-    bursts.passed()
-    assert bursts.wanted
-    bursts.measured(100, NS, 1_500)
-    assert bursts.every == 1
-
-
-def test_hits_while_probes_come_and_go_are_part_of_the_cost() -> None:
-    bursts = Bursts(1.0)
-    bursts.measured(90_000, NS, 1_500)  # 13.5 %
-    bursts.passed(20_000)
-    for _ in range(12):
-        bursts.passed(0)
-    bursts.measured(90_000, NS, 1_500)
-    assert bursts.every == 17  # 110,000 hits a cycle
-
-
-@given(st.integers(0, 10**9), st.integers(10**8, 10**10), st.floats(0, 50))
-def test_the_mean_cost_stays_within_the_budget(hits: int, dt_ns: int, budget: float) -> None:
-    bursts = Bursts(budget)
-    bursts.measured(hits, dt_ns, 1_500)
-    share = hits * 1_500 / dt_ns
-    assert bursts.every == MAX_EVERY or share / bursts.every <= budget / 100 * (1 + 1e-9)
-    assert 1 <= bursts.every <= MAX_EVERY
 
 
 # -- differences
@@ -410,10 +390,34 @@ def test_what_was_not_watched_is_unknown() -> None:
         "bubble_max_ns",
         "since_launch_ns",
         "launch_call_ns",
+        "launch_call_max_ns",
         "not_ready",
     }
     assert unknown == expected
-    assert rows["waits"][0] == 2
+    assert (rows["waits"][0], rows["timed_launches"][0]) == (2, 0)
+
+
+def test_call_times_are_of_the_calls_that_were_timed() -> None:
+    differ = Differ()
+    key = {"pid": 1, "stream": 7}
+    differ.rows(*reading({**key, "timed": 3, "timed_ns": 900}), 10, 10, 1, ALL)
+    keys, values = reading({**key, "timed": 7, "timed_ns": 900 + 5000})
+    values["longest"]["epoch"], values["longest"]["call_ns"] = [[2, 1]], [[3500, 700]]
+    rows, changed = differ.rows(keys, values, 20, 10, 2, Coverage(None, polls=False))
+    names = ("timed_launches", "launch_call_ns", "launch_call_max_ns")
+    assert [rows[name][0] for name in names] == [4, 1250, 3500]
+    assert changed.tolist() == [True]
+    rows, _ = differ.rows(keys, values, 30, 10, 3, ALL)  # none since: unknown, not 0
+    assert rows["timed_launches"][0] == 0
+    assert np.isnan([rows["launch_call_ns"][0], rows["launch_call_max_ns"][0]]).all()
+
+
+def test_bins_of_call_times_have_sixteenths_of_an_octave() -> None:
+    edges = bin_edges_ns()
+    assert edges[:4].tolist() == [0, 256, 272, 288]
+    assert edges[16:19].tolist() == [496, 512, 544]  # 32 wide from here on
+    assert edges[-3:].tolist() == [2**35 * 31 / 16, 2**36, np.inf]
+    assert (np.diff(edges[1:-1]) / edges[1:-2]).max() == 1 / 16
 
 
 def test_the_last_launch_counts_only_if_all_since_were_seen() -> None:

@@ -9,6 +9,12 @@
  *   box2d N FROM TO WIDTH HEIGHT STREAM            cuMemcpy2DAsync; memory kinds 1 host, 2 device
  *   record EVENT STREAM, wait_event N EVENT NS, wait N STREAM NS, wait_ptsz N STREAM NS, wait_context N NS
  *   poll N STREAM READY_AFTER                      cuStreamQuery; the first READY_AFTER answers are NOT_READY
+ *   call NAME A B C CODE NS                        any function; it returns CODE, and takes NS if it blocks
+ *   from THREAD NAME A B C CODE NS                 the same in a thread of that name; its id is printed instead
+ *   futex NS                                       wait for another thread, which wakes this one
+ *   faults N                                       touch N fresh pages
+ *   run PATH ARGUMENT                              a child process, to its end
+ *   spin NS                                        work
  *   sleep NS, name THREAD_NAME, exec PATH LIBRARY, bad_config
  */
 #define _GNU_SOURCE
@@ -18,7 +24,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -211,6 +221,103 @@ static int waits(const char *w, const u64 *v)
     return 1;
 }
 
+struct job {
+    char thread[16], name[64];
+    u64 a, b, c, code, ns;
+    long tid;
+};
+
+static void *do_job(void *at)
+{
+    struct job *j = at;
+    void (*code)(int) = (void (*)(int))entry("stub_set_code");
+    if (j->thread[0])
+        prctl(PR_SET_NAME, j->thread);
+    j->tid = syscall(SYS_gettid);
+    f4 f = (f4)entry(j->name);
+    waits_last(j->ns);
+    code((int)j->code);
+    f(j->a, j->b, j->c, 0);
+    code(0);
+    waits_last(0);
+    return NULL;
+}
+
+static unsigned futex_word;
+static u64 wake_after;
+
+static void *waker(void *unused)
+{
+    struct timespec t = {(time_t)(wake_after / 1000000000), (long)(wake_after % 1000000000)};
+    (void)unused;
+    nanosleep(&t, NULL);
+    __atomic_store_n(&futex_word, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &futex_word, FUTEX_WAKE, 1, NULL, NULL, 0);
+    return NULL;
+}
+
+static void futex(u64 ns)
+{
+    pthread_t other;
+    wake_after = ns;
+    futex_word = 0;
+    pthread_create(&other, NULL, waker, NULL);
+    while (!__atomic_load_n(&futex_word, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &futex_word, FUTEX_WAIT, 0, NULL, NULL, 0);
+    pthread_join(other, NULL);
+}
+
+static void faults(u64 pages)
+{
+    size_t size = pages * 4096;
+    char *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return;
+    madvise(at, size, MADV_NOHUGEPAGE);
+    for (u64 i = 0; i < pages; i++)
+        at[i * 4096] = 1;
+    munmap(at, size);
+}
+
+static void run(char *path, char *argument)
+{
+    char *words[] = {path, argument, NULL};
+    pid_t child = fork();
+    if (child == 0) {
+        execv(path, words);
+        _exit(127);
+    }
+    waitpid(child, NULL, 0);
+}
+
+static int events(const char *w, const char *line, const u64 *v)
+{
+    struct job j = {0};
+    char a[512] = "", b[512] = "";
+    if (is(w, "call") &&
+        sscanf(line, "%*s %63s %lu %lu %lu %lu %lu", j.name, &j.a, &j.b, &j.c, &j.code, &j.ns) == 6)
+        do_job(&j);
+    else if (is(w, "from") && sscanf(line, "%*s %15s %63s %lu %lu %lu %lu %lu", j.thread, j.name, &j.a, &j.b, &j.c,
+                                     &j.code, &j.ns) == 7) {
+        pthread_t other;
+        pthread_create(&other, NULL, do_job, &j);
+        pthread_join(other, NULL);
+        printf("%ld\n", j.tid);
+        return 2;
+    } else if (is(w, "futex"))
+        futex(v[0]);
+    else if (is(w, "faults"))
+        faults(v[0]);
+    else if (is(w, "run") && sscanf(line, "%*s %511s %511s", a, b) == 2)
+        run(a, b);
+    else if (is(w, "spin"))
+        for (u64 end = now() + v[0]; now() < end;)
+            ;
+    else
+        return 0;
+    return 1;
+}
+
 static int others(const char *w, const char *line, const u64 *v)
 {
     char a[512], b[512];
@@ -243,11 +350,13 @@ int main(int argc, char **argv)
         if (sscanf(line, "%31s %lu %lu %lu %lu %lu %lu", word, v, v + 1, v + 2, v + 3, v + 4, v + 5) < 1)
             continue;
         u64 start = now();
-        if (!launches(word, v) && !copies(word, v) && !waits(word, v) && !others(word, line, v)) {
+        int done = launches(word, v) || copies(word, v) || waits(word, v) || others(word, line, v);
+        if (!done && !(done = events(word, line, v))) {
             printf("unknown %s\n", word);
             return 3;
         }
-        printf("%lu\n", now() - start);
+        if (done != 2)
+            printf("%lu\n", now() - start);
     }
     return 0;
 }

@@ -1,7 +1,8 @@
 /* A libcuda.so.1 without a GPU: the exported names and calling conventions of the driver, for probes to hit.
  *
- * Compiled so that each function begins with push %rbp; mov %rsp,%rbp, as the driver's do. Waits last
- * stub_wait_ns; polls answer NOT_READY while stub_not_ready counts down. With SMALL there are two functions only.
+ * Compiled so that each function begins with push %rbp; mov %rsp,%rbp, as the driver's do. Waits, taking memory,
+ * loading code and setting up last stub_wait_ns; polls answer NOT_READY while stub_not_ready counts down; all calls
+ * return stub_code of their thread. With SMALL there are two functions only.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -15,13 +16,19 @@ typedef unsigned int u32;
 
 API int64_t stub_wait_ns = 0;
 API volatile long stub_not_ready = 0;
+API __thread result stub_code = 0;
+
+API void stub_set_code(result code)
+{
+    stub_code = code;
+}
 
 static volatile uint64_t touched;
 
 static result done(uint64_t value)
 {
     touched = value;
-    return 0;
+    return stub_code;
 }
 
 static result block(void)
@@ -39,7 +46,7 @@ static result answer(void)
         stub_not_ready--;
         return 600;
     }
-    return 0;
+    return stub_code;
 }
 #endif
 
@@ -132,5 +139,38 @@ WAITING_COPY(cuMemcpyDtoH_v2_ptds)
 API result cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t n, stream s)
 {
     return done(n);
+}
+
+#define SLOW(name)                                                          \
+    API result name(uint64_t a, uint64_t b, uint64_t c, uint64_t d)         \
+    {                                                                       \
+        return block();                                                     \
+    }
+SLOW(cuMemAlloc_v2)
+SLOW(cuMemFree_v2)
+SLOW(cuMemAllocAsync)
+SLOW(cuMemAllocAsync_ptsz)
+SLOW(cuMemCreate)
+SLOW(cuModuleLoad)
+SLOW(cuModuleLoadData)
+SLOW(cuModuleLoadDataEx)
+SLOW(cuModuleLoadFatBinary)
+SLOW(cuLibraryLoadData)
+SLOW(cuFuncLoad)
+SLOW(cuInit)
+SLOW(cuDevicePrimaryCtxRetain)
+SLOW(cuCtxCreate_v2)
+SLOW(cuCtxCreate_v4)
+
+HANDLES(cuStreamBeginCapture_v2, done(8))
+HANDLES(cuStreamBeginCapture_v2_ptsz, done(9))
+HANDLES(cuStreamBeginCaptureToGraph, done(10))
+HANDLES(cuStreamEndCapture, done(11))
+HANDLES(cuStreamEndCapture_ptsz, done(12))
+HANDLES(cuStreamWaitEvent, done(13))
+
+API result cuMemsetD8Async(uint64_t to, unsigned char value, size_t n, stream s)
+{
+    return done(n + 5);
 }
 #endif

@@ -57,7 +57,9 @@ def stream_fields(**changes):
         "bubble_ns": 120 * MS,
         "bubble_max_ns": 4.1 * MS,
         "since_launch_ns": 2.1 * MS,
-        "launch_call_ns": 1200 * 9.8 * US,
+        "timed_launches": 1248,
+        "launch_call_ns": 9.8 * US,
+        "launch_call_max_ns": 84.2 * US,
         "not_ready": 12,
     }
     assert set(changes) <= {"t", *(field.name for field in BY_NAME["stream"].fields)}

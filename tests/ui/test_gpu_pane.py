@@ -43,7 +43,7 @@ def test_one_gpu_78x12():
         "   100%      .:--==++*******+++=-:.                                          +",
         "     SM ==*#@@@@@@@@@@@@@@@@@@@@@@@@##*+=:.                            ..-=+*@",
         "      0 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@#*+=-:::.........:---=+*#@@@@@@@@",
-        " L2: not reported by NVML",
+        " L2: not reported by NVML; run with --deep (costs about 1 %)",
     ]
 
 
@@ -66,7 +66,7 @@ def test_two_gpus_80x17():
         "      PID USER     GPU      GiB*  SM% PROCESS",
         "    12000 vllm     0        95.1   84 vllm/worker-0",
         " +3 more",
-        " L2: not reported by NVML",
+        " L2: not reported by NVML; run with --deep (costs about 1 %)",
     ]
 
 
@@ -111,7 +111,7 @@ def test_eight_gpus_80x17():
         "    12101 vllm     1        91.1   83 vllm/worker-1",
         "    12200 vllm     2        89.1   82 vllm/worker-0",
         " +11 more",
-        " L2: not reported by NVML",
+        " L2: not reported by NVML; run with --deep (costs about 1 %)",
     ]
 
 
@@ -143,7 +143,7 @@ def test_every_gpu_is_shown_or_counted(count, width, height):
     more = [int(line.split("+")[1].split()[0]) for line in lines if line.startswith(" +")]
     assert len(heads) + sum(more) >= count  # the selected one may be open in full as well
     assert len(heads) <= count + 1
-    assert lines[-1] == " L2: not reported by NVML"
+    assert lines[-1] == " L2: not reported by NVML; run with --deep (costs about 1 %)"
     if (count, height) != (16, 17):
         assert more == []
 
@@ -151,7 +151,11 @@ def test_every_gpu_is_shown_or_counted(count, width, height):
 def test_sixteen_gpus_scroll_to_the_selected_one():
     view = session(16)
     lines = render(view)
-    assert lines[14:] == [lines[14], " +2 more", " L2: not reported by NVML"]
+    assert lines[14:] == [
+        lines[14],
+        " +2 more",
+        " L2: not reported by NVML; run with --deep (costs about 1 %)",
+    ]
     lines = render(view, selected=15)
     assert lines[14].startswith(">15 ")
     assert lines[15] == " +2 above"
@@ -301,7 +305,9 @@ def test_a_frame_reads_the_view_once():
     PANE.items(drawn)
     PANE.title(drawn)
     PANE.render(drawn)
-    assert len(asked) == len(set(asked)) == 6  # gpu, gpu_device, gpu_event, nvlink, gpu_process and status
+    assert (
+        len(asked) == len(set(asked)) == 7
+    )  # gpu, gpu_device, gpu_event, nvlink, gpu_process, dcgm and status
 
 
 def test_nothing_of_an_earlier_frame_is_shown_again():

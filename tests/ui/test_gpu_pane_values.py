@@ -1,6 +1,5 @@
 import pytest
 
-from opusmon.channels import GPU
 from opusmon.clock import NS
 from opusmon.ui.text import plain
 
@@ -40,7 +39,7 @@ def test_a_missing_number_with_a_reason_says_so_at_the_foot():
     add_status(view, field="tensor_pct", state="not_supported", reason="needs Hopper or newer")
     lines = render(view, 80, 17)
     assert "tensor n/a %" in lines[1]
-    assert lines[-1] == " tensor_pct: needs Hopper or newer   L2: not reported by NVML"
+    assert lines[-1] == " tensor_pct: needs Hopper or newer   L2: --deep"
 
 
 def test_the_reason_of_another_gpu_is_not_ours():
@@ -57,9 +56,7 @@ def test_the_foot_puts_what_broke_first_and_counts_the_rest():
     add_status(view, field="power_mw", state="no_permission", reason="no permission")
     add_status(view, state="error", reason="driver 580, library 570", remedy="reboot")
     add_status(view, field="temp_c", state="ok", reason="fine again")
-    assert (
-        render(view, 100, 17)[-1] == " ! driver 580, library 570 (reboot)  +2 more   L2: not reported by NVML"
-    )
+    assert render(view, 100, 17)[-1] == " ! driver 580, library 570 (reboot)  +2 more   L2: --deep"
     assert styles_of(view, "driver 580") == {"warn"}
 
 
@@ -110,8 +107,82 @@ def test_many_older_gpus_mark_the_column_and_explain_the_mark():
 
 def test_the_l2_note_goes_when_something_reports_it():
     view = single()
-    view.channels["l2"] = GPU
-    assert "L2" not in text(view)
+    view.add("l2", END - NS, gpu=0, **l2_fields())
+    assert "--deep" not in text(view)
+
+
+def l2_fields(**changes):
+    """4 TB/s asked for by SMs, of which 3 came from HBM; 8 TB/s through the L2 in all."""
+    found = {
+        "dt_ns": NS,
+        "l2_hit_pct": 25.0,
+        "l2_to_hbm_ratio": 0.375,
+        "l2_bps": 8e12,
+        "hbm_read_bps": 3e12,
+        "hbm_write_bps": 0.5e12,
+        "bank_conflicts_per_s": NAN,
+    }
+    return {**found, **changes}
+
+
+def test_the_hardware_counters_have_a_line_with_their_age():
+    view = single()
+    view.add("l2", END - NS, gpu=0, **l2_fields())
+    (line,) = [line for line in render(view, 100, 17) if "L2" in line]
+    assert line == "  L2 hit  25 %  8.00 TB/s  HBM rd  3.00 wr  0.50 TB/s"
+    assert "deep CUPTI" in PANE.title(frame(view))
+    old = single()
+    old.add("l2", END - 20 * NS, gpu=0, **l2_fields())
+    assert "20.4 s ago" in text(old)  # the playhead stands 0.4 s after the newest row
+
+
+def test_without_a_hit_rate_the_ratio_has_its_own_name():
+    view = single()
+    view.add("l2", END, gpu=0, **l2_fields(l2_hit_pct=NAN))
+    assert "L2 to HBM  38 %  8.00 TB/s" in text(view)
+    idle = single()
+    idle.add("l2", END, gpu=0, **l2_fields(l2_hit_pct=NAN, l2_to_hbm_ratio=NAN, l2_bps=0.0))
+    assert "L2 idle  0.00 TB/s" in text(idle)
+
+
+def test_what_is_sampled_in_turn_stands_side_by_side():
+    view = single()
+    view.add("l2", END - NS, gpu=0, **l2_fields())
+    view.add("l2", END, gpu=0, **dict.fromkeys(l2_fields(), NAN) | {"dt_ns": NS, "bank_conflicts_per_s": 5e6})
+    assert "L2 hit  25 %" in text(view)
+    assert "bank conflicts    5.0 M/s" in text(view)
+
+
+def test_why_there_are_no_hardware_counters_is_said_at_the_foot():
+    view = single()
+    view.add(
+        "status",
+        END,
+        collector="l2",
+        state="unavailable",
+        reason="another profiler holds the hardware counters",
+        remedy="Stop it",
+    )
+    assert "L2: another profiler holds the hardware counters (Stop it)" in text(view)
+    asked = single()
+    asked.add(
+        "status",
+        END,
+        collector="l2",
+        state="unavailable",
+        reason="runs only when asked for",
+        remedy="opusmon --deep",
+    )
+    assert "L2: not reported by NVML; run with --deep" in text(asked)
+
+
+def test_a_gpu_in_full_has_the_history_of_its_hardware_counters():
+    view = single()
+    for n in range(30):
+        view.add("l2", END - n * NS, gpu=0, **l2_fields())
+    lines = "\n".join(render(view, 160, 60, maximized=True))
+    assert "L2 hit rate 25 %" in lines
+    assert "HBM read 3.00 TB/s" in lines
 
 
 def test_memory_without_numbers_divides_by_nothing():

@@ -53,7 +53,7 @@ def test_78x21():
         " # graphs  = kernels  - copies  w wait 50 %+  o bubble 20 %+  O 50 %+  . none",
         "",
         " vllm/worker-0  pid 12345  thread 12399  stream 0x55d0c84b2e00",
-        " kernels 1200 per s  graphs 48 per s  graph share 4 %",
+        " kernels 1200 per s  graphs 48 per s  graph share 4 %  call 9.8 us, max 84 us",
         " copies 96 per s  h2d 2.0 MB/s  d2h 1.0 MB/s  d2d 0 B/s",
         " wait 610 ms/s  in 48 waits per s  mean 13 ms  longest 84 ms",
         " bubble 12 %  in 48 gaps per s  mean 2.5 ms  longest 4.1 ms",
@@ -190,8 +190,31 @@ def test_graph_share():
     assert "75 % of launches" in draw(one(launches=16), 118, 21)[0]
 
 
+def test_launch_calls_show_their_last_times_where_they_are_timed_in_bursts():
+    view = FakeStreams()
+    unknown = {"timed_launches": 0, "launch_call_ns": NAN, "launch_call_max_ns": NAN}
+    timed = {"timed_launches": 100, "launch_call_ns": 7100.0, "launch_call_max_ns": 2.4 * MS}
+    for ago in range(30, -1, -1):
+        t = END - ago * NS
+        view.add("stream", t, **stream_fields(**(timed if ago == 23 else unknown)))
+        view.add("stream", t, **stream_fields(stream=HANDLE + 1))  # whose times are not this stream's
+    assert "call 7.1 us, max 2.4 ms  timed 23 s ago" in picture(view, 118)
+    assert " call --" in picture(one(**unknown))
+
+
+def test_launch_calls_have_columns_where_there_is_room():
+    view = one(launch_call_max_ns=23 * MS)
+    lines = draw(view, 118)
+    head = next(line for line in lines if "CALL us" in line)
+    row = lines[lines.index(head) + 1]
+    for title, words in (("CALL us", "9.8"), ("MAX CALL", "23 ms")):
+        end = head.index(title) + len(title)
+        assert row[:end].endswith(f" {words}")
+    assert "CALL us" not in picture(view)
+
+
 def test_launches_that_are_not_counted_read_as_missing_and_the_foot_says_why():
-    view = one(launches=NAN, launch_call_ns=NAN)
+    view = one(launches=NAN)
     reason = "counted 1 s in 30 to stay under 1 % of a core"
     add_status(view, state="ok")
     add_status(

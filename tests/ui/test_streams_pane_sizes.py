@@ -24,7 +24,7 @@ from .fakeview import END, NAN
 VIEWS = [
     FakeStreams(),
     one(),
-    one(**dict.fromkeys(IDLE, NAN), since_launch_ns=NAN, launch_call_ns=NAN),
+    one(**dict.fromkeys(IDLE, NAN), since_launch_ns=NAN, launch_call_ns=NAN, launch_call_max_ns=NAN),
     one(
         process="日本語" * 9, thread="日本" * 9, stream=2**64 - 1, pid=2**31 - 1, **dict.fromkeys(IDLE, 1e15)
     ),

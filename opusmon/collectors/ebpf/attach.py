@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opusmon.collectors.ebpf import elf
@@ -14,7 +14,7 @@ from opusmon.collectors.ebpf.libcuda import Scan
 from opusmon.collectors.ebpf.probes import Backend
 from opusmon.collectors.ebpf.symbols import Entry, Group
 
-MAX_LIBRARIES = 12
+MAX_LIBRARIES = 11
 """bcc allows 1000 probes at once; a library takes up to 70."""
 KEEP_UNUSED = 4
 """Files that no process maps any more stay probed, so that the next process is seen from its first call."""
@@ -88,6 +88,16 @@ class Libraries:
     def cheap(self) -> bool:
         """Whether no hit costs a single step."""
         return all(library.cheap for library in self._libraries.values())
+
+    def lacks(self, symbols: Collection[str]) -> list[str]:
+        """Those of `symbols` that no probed file exports."""
+        had = {
+            entry.symbol
+            for library in self._libraries.values()
+            for targets in library.targets.values()
+            for _, entry in targets
+        }
+        return sorted(set(symbols) - had)
 
     def follow(self, scan: Scan) -> None:
         """Probe what is new; forget files that have long been unused."""
@@ -172,7 +182,8 @@ class Libraries:
                 # The return first: a call that enters between the two must not leave its entry behind.
                 if entry.on_return:
                     links.append(self._backend.attach(path, address, entry.on_return, on_return=True))
-                links.append(self._backend.attach(path, address, entry.program))
+                if entry.program:
+                    links.append(self._backend.attach(path, address, entry.program))
             except ProbesUnavailable as error:
                 self._partly[library.path] = f"{entry.symbol}: {error}"
 

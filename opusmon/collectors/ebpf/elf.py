@@ -50,6 +50,20 @@ def functions(file: BinaryIO, wanted: Collection[str]) -> dict[str, Function]:
         raise NotALibrary(str(error)) from error
 
 
+def file_offset(file: BinaryIO, address: int) -> int:
+    """Place in the file of a virtual address, relative to the load address, of a library.
+
+    Raises:
+        NotALibrary: it cannot be read as an ELF64 library, or the address lies in no loaded segment of it.
+    """
+    try:
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as image:
+            _check(image)
+            return _offset(_segments(image), address)
+    except (ValueError, OSError, struct.error, IndexError) as error:
+        raise NotALibrary(str(error)) from error
+
+
 def entry(function: Function, machine: str) -> tuple[int, bool]:
     """Where to put a probe on a function, and whether a hit there is cheap.
 
@@ -72,12 +86,16 @@ def _emulated(code: bytes) -> bool:
     return _PUSH.match(code) is not None or code.startswith(_NOP5)
 
 
-def _functions(image: mmap.mmap, wanted: Collection[str]) -> Iterator[tuple[str, Function]]:
+def _check(image: mmap.mmap) -> None:
     if image[:6] != b"\x7fELF\x02\x01":
         raise NotALibrary("not an ELF64 library")
-    phoff, shoff = struct.unpack_from("<QQ", image, 32)
-    phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", image, 54)
-    segments = _segments(image, phoff, phentsize, phnum)
+
+
+def _functions(image: mmap.mmap, wanted: Collection[str]) -> Iterator[tuple[str, Function]]:
+    _check(image)
+    (shoff,) = struct.unpack_from("<Q", image, 40)
+    shentsize, shnum = struct.unpack_from("<HH", image, 58)
+    segments = _segments(image)
     names = {name.encode() for name in wanted}
     for index in range(shnum):
         head = struct.unpack_from("<IIQQQQIIQQ", image, shoff + index * shentsize)
@@ -95,8 +113,10 @@ def _functions(image: mmap.mmap, wanted: Collection[str]) -> Iterator[tuple[str,
                 yield name.decode(), Function(name.decode(), value, image[at : at + _HEAD_B])
 
 
-def _segments(image: mmap.mmap, phoff: int, size: int, count: int) -> list[tuple[int, int, int]]:
+def _segments(image: mmap.mmap) -> list[tuple[int, int, int]]:
     """Loaded segments as (virtual address, size in the file, offset in the file)."""
+    (phoff,) = struct.unpack_from("<Q", image, 32)
+    size, count = struct.unpack_from("<HH", image, 54)
     heads = (struct.unpack_from("<IIQQQQ", image, phoff + index * size) for index in range(count))
     return [(head[3], head[5], head[2]) for head in heads if head[0] == _PT_LOAD]
 

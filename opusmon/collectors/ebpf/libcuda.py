@@ -1,4 +1,4 @@
-"""Which processes map a libcuda, and the file behind each mapping.
+"""Which processes map a libcuda (or another library), and the file behind each mapping.
 
 A probe goes on a file, not a process: every process that maps that file, now or later, in whichever container,
 hits it. Containers that bring their own copy (compat libraries) are other files.
@@ -11,22 +11,32 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 NS = 1_000_000_000
 YOUNG_NS, OLD_EVERY_NS = 60 * NS, 20 * NS
 """A process seen for under a minute is looked at in each scan if it has mapped something since; later every 20 s."""
 
-_LINE = re.compile(
-    rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) (\d+)\s+(/(?:.*/)?libcuda\.so[.\d]*)(?: \(deleted\))?$",
-    re.MULTILINE,
-)
+LIBCUDA, LIBSSL = "libcuda.so", "libssl.so"
+
+
+@cache
+def _line(library: str) -> re.Pattern[bytes]:
+    return re.compile(
+        rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ ([0-9a-f]+:[0-9a-f]+) (\d+)\s+(/(?:.*/)?"
+        + re.escape(library.encode())
+        + rb"[.\d]*)(?: \(deleted\))?$",
+        re.MULTILINE,
+    )
+
+
 _BLOCK_B = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A libcuda in a process.
+    """A library in a process.
 
     Attributes:
         device: major and minor number as /proc/PID/maps writes them.
@@ -60,7 +70,7 @@ class Scan:
     """What a scan found.
 
     Attributes:
-        processes: pid to its mappings; only those that map a libcuda.
+        processes: pid to its mappings; only those that map the library.
         hidden: processes that may not be looked into.
     """
 
@@ -72,23 +82,32 @@ class Scanner:
     """Looks through /proc again and again, reading the maps only of processes that may have changed.
 
     Reading one process's maps costs up to milliseconds in the kernel; its size (/proc/PID/statm) costs
-    microseconds and changes whenever it maps something. Of those that map a libcuda it is also noticed that they
+    microseconds and changes whenever it maps something. Of those that map the library it is also noticed that they
     have run another program since, by where their stack begins.
 
     Args:
         proc: the /proc folder.
         only_pids: processes to look at, all of them when empty.
+        library: begin of its file name, `.so` included.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), only_pids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, proc: Path = Path("/proc"), only_pids: frozenset[int] = frozenset(), library: str = LIBCUDA
+    ) -> None:
         self._proc = proc
         self._only = only_pids
+        self._library = library
         self._known: dict[int, _Known] = {}
 
-    def scan(self, now: int) -> Scan:
-        """Look at all processes; `now` is monotonic ns."""
+    def scan(self, now: int, pids: Iterable[int] | None = None) -> Scan:
+        """Look at processes.
+
+        Args:
+            now: monotonic ns.
+            pids: which ones; by default those that the scanner was made for.
+        """
         found = Scan()
-        alive = set(self._pids())
+        alive = set(self._pids() if pids is None else pids)
         for pid in list(self._known.keys() - alive):
             del self._known[pid]
         for pid in alive:
@@ -127,7 +146,7 @@ class Scanner:
         if known is not None and known.stack == stack and not _due(known, size, now):
             return known.mappings
         # A kernel thread has no memory and no maps.
-        mappings = parse(_read(f"{self._proc}/{pid}/maps")) if size != b"0" else ()
+        mappings = parse(_read(f"{self._proc}/{pid}/maps"), self._library) if size != b"0" else ()
         stack = stack or (self._stack(pid) if mappings else b"")
         first = now if known is None else known.first
         self._known[pid] = _Known(first, now, size, stack if mappings else b"", mappings)
@@ -145,15 +164,15 @@ def _due(known: _Known, size: bytes, now: int) -> bool:
     return now - known.first < YOUNG_NS or now - known.looked >= OLD_EVERY_NS
 
 
-def parse(maps: bytes) -> tuple[Mapping, ...]:
-    """The libcuda files in the text of a /proc/PID/maps, each once."""
-    return tuple({mapping.key: mapping for mapping in reversed(list(_mappings(maps)))}.values())
+def parse(maps: bytes, library: str = LIBCUDA) -> tuple[Mapping, ...]:
+    """The files of a library in the text of a /proc/PID/maps, each once."""
+    return tuple({mapping.key: mapping for mapping in reversed(list(_mappings(maps, library)))}.values())
 
 
-def _mappings(maps: bytes) -> Iterator[Mapping]:
-    if b"/libcuda.so" not in maps:
+def _mappings(maps: bytes, library: str) -> Iterator[Mapping]:
+    if f"/{library}".encode() not in maps:
         return
-    for span, device, inode, path in _LINE.findall(maps):
+    for span, device, inode, path in _line(library).findall(maps):
         yield Mapping(device.decode(), int(inode), span.decode(), os.fsdecode(path))
 
 

@@ -128,16 +128,25 @@ def _libc() -> ctypes.CDLL:
 
 
 def _bpf(command: int, attr: ctypes.Structure) -> int:
+    """Call bpf(2) where it answers nothing; returns 0, or the errno."""
+    return -min(0, call(command, attr))
+
+
+def call(command: int, attr: ctypes.Structure) -> int:
     """Call bpf(2). The attributes are padded with zeros, as newer kernels and older ones both accept.
 
+    Args:
+        command: number of `enum bpf_cmd`.
+        attr: the part of `union bpf_attr` for it; the kernel may write there.
+
     Returns:
-        0, or the errno.
+        What it answers (0, or a descriptor), or minus the errno.
     """
     buffer = ctypes.create_string_buffer(bytes(attr), _ATTR_B)
     number = _SYSCALL[platform.machine()]
     done = _libc().syscall(
         ctypes.c_long(number), ctypes.c_int(command), buffer, ctypes.c_uint(ctypes.sizeof(attr))
     )
-    code = 0 if done == 0 else ctypes.get_errno()
+    answer = int(done) if done >= 0 else -ctypes.get_errno()
     ctypes.memmove(ctypes.addressof(attr), buffer, ctypes.sizeof(attr))
-    return code
+    return answer

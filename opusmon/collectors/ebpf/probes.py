@@ -1,4 +1,8 @@
-"""A backend that loads BPF programs and sets uprobes: a small interface, and bcc behind it."""
+"""What loads BPF programs and sets probes: a small interface, and the choice between the two behind it.
+
+libbpf with a ready-compiled object is preferred: it starts at once, is small, and needs neither compiler nor headers.
+bcc compiles the same source on the host, where libbpf is not installed or has no object.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,17 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from opusmon.collectors.ebpf import bcc_import, headers
+from opusmon.collectors.ebpf.bcc_text import source
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
+from opusmon.collectors.ebpf.libbpf import LibbpfBackend
+from opusmon.collectors.facilities_ebpf import multi_uprobes
+from opusmon.collectors.facility import CAP_SYS_ADMIN, Host
+
+VARIABLE = "OPUSMON_BPF"
+"""Environment variable that forces a backend."""
 
 _EXPLAIN = "`opusmon doctor` says what this host lacks"
 
@@ -164,6 +174,48 @@ def _unavailable(what: str) -> Iterator[None]:
         raise ProbesUnavailable(f"{what}: {words[0][:200]}", _EXPLAIN) from error
 
 
-def source(name: str) -> str:
-    """Text of a BPF C file beside this module."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+def load(name: str, cflags: Sequence[str] = (), host: Host | None = None) -> Backend:
+    """Load the programs of NAME.bpf.c by whatever this host has.
+
+    `OPUSMON_BPF=libbpf` or `OPUSMON_BPF=bcc` in the environment forces one; nothing else is tried then.
+
+    Args:
+        name: of a source beside this module, without suffix.
+        cflags: its bounds, as compiler flags.
+        host: where to look for the variable and for capabilities.
+
+    Raises:
+        ProbesUnavailable: neither way works, or the forced one does not, or the variable has another value.
+    """
+    view = host or Host()
+    forced = view.env.get(VARIABLE, "")
+    if forced not in ("", "libbpf", "bcc"):
+        raise ProbesUnavailable(f"{VARIABLE} is neither libbpf nor bcc", f"unset {VARIABLE}")
+    if forced == "bcc":
+        return BccBackend(source(f"{name}.bpf.c"), cflags)
+    if forced == "libbpf":
+        return _by_libbpf(name, cflags, view)
+    return _either(name, cflags, view)
+
+
+def _by_libbpf(name: str, cflags: Sequence[str], host: Host) -> Backend:
+    """Raises where this process has too few capabilities for either kind of uprobe, before anything is loaded."""
+    if host.has_cap(CAP_SYS_ADMIN):
+        return LibbpfBackend(name, cflags)
+    if not multi_uprobes(host.release):
+        raise ProbesUnavailable("kernels before 6.6 let only CAP_SYS_ADMIN set uprobes by libbpf")
+    return LibbpfBackend(name, cflags, by_multi=True)
+
+
+def _either(name: str, cflags: Sequence[str], host: Host) -> Backend:
+    try:
+        return _by_libbpf(name, cflags, host)
+    except ProbesUnavailable as error:
+        why = error.why
+    try:
+        backend = BccBackend(source(f"{name}.bpf.c"), cflags)
+    except ProbesUnavailable as error:
+        reason = f"neither libbpf nor bcc can set probes: {why.reason}; {error.why.reason}"
+        raise ProbesUnavailable(reason, why.remedy or error.why.remedy) from error
+    backend.origin += f" (not libbpf: {why.reason})"
+    return backend

@@ -11,7 +11,13 @@ from opusmon.collectors.ebpf.maps import Table
 from opusmon.schema import Rows
 
 KEY = np.dtype([("pid", "<u4"), ("pad", "<u4"), ("stream", "<u8")])
-_LONGEST = np.dtype([("epoch", "<u8"), ("wait_ns", "<u8"), ("bubble_ns", "<u8")])
+_LONGEST = np.dtype([("epoch", "<u8"), ("wait_ns", "<u8"), ("bubble_ns", "<u8"), ("call_ns", "<u8")])
+BIN_KEY, BIN_VALUE = np.dtype([("pid", "<u4"), ("bin", "<u4")]), np.dtype("<u8")
+"""`struct bin_key_t` of streams.bpf.c, and how many calls are in that bin."""
+
+FIRST_OCTAVE, LAST_OCTAVE, OCTAVE_BINS = 8, 35, 16
+"""Bins of the time of launch calls: one under 2^8 ns, then 16 of equal width in each octave, one from 2^36 ns on."""
+
 VALUE = np.dtype(
     [
         *((name, "<u8") for name in ("launches", "graph_launches", "copies")),
@@ -19,7 +25,8 @@ VALUE = np.dtype(
         ("waits", "<u8"),
         ("wait_ns", "<u8"),
         ("hist", "<u8", (8,)),
-        *((name, "<u8") for name in ("bubbles", "bubble_ns", "not_ready", "last_launch", "wait_end", "seen")),
+        *((name, "<u8") for name in ("bubbles", "bubble_ns", "not_ready", "timed", "timed_ns")),
+        *((name, "<u8") for name in ("last_launch", "wait_end", "seen")),
         ("longest", _LONGEST, (2,)),
         ("tid", "<u4"),
         ("pad", "<u4"),
@@ -34,7 +41,7 @@ WAIT_BINS = (*(f"wait_lt_{end}" for end in ("10us", "100us", "1ms", "10ms", "100
 BY_LAUNCHES = ("launches", "bubbles", "bubble_ns", "bubble_max_ns", "since_launch_ns")
 """Fields that are unknown while kernel launches are not counted: a bubble ends at the next launch."""
 
-_GROWING = (*COUNTS, "bytes", "hist")
+_GROWING = (*COUNTS, "bytes", "hist", "timed", "timed_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +94,11 @@ class Differ:
         fresh = longest["epoch"] == epoch
         rows["wait_max_ns"] = np.where(fresh, longest["wait_ns"], 0)
         rows["bubble_max_ns"] = np.where(fresh, longest["bubble_ns"], 0)
-        rows["launch_call_ns"] = np.nan
+        _call_times(rows, grown, np.where(fresh, longest["call_ns"], 0))
         rows["since_launch_ns"] = _since(values["last_launch"], t, cover.launches_since)
         _blank(rows, cover)
         changed = np.zeros(len(keys), bool)
-        for name in COUNTS:
+        for name in (*COUNTS, "timed"):
             changed |= grown[name] != 0
         return rows, changed
 
@@ -113,6 +120,14 @@ class Differ:
         return grown
 
 
+def _call_times(rows: Rows, grown: Table, longest_ns: Table) -> None:
+    """Mean and longest of the launch calls that were timed; NaN without any, which are not calls that took no time."""
+    timed = grown["timed"]
+    rows["timed_launches"] = timed
+    rows["launch_call_ns"] = np.where(timed > 0, grown["timed_ns"] / np.maximum(timed, 1), np.nan)
+    rows["launch_call_max_ns"] = np.where(timed > 0, longest_ns, np.nan)
+
+
 def _since(last: Table, t: int, launches_since: int | None) -> Table:
     """Time since the last launch; NaN when none was seen since the launch probes went on."""
     if launches_since is None:
@@ -130,3 +145,13 @@ def _blank(rows: Rows, cover: Coverage) -> None:
     )
     for name in unknown:
         rows[name] = np.nan
+
+
+def bin_edges_ns() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Lower edges of the bins, ns, the end of the last one after them: bin i holds [edges[i], edges[i + 1])."""
+    octaves = 2.0 ** np.arange(FIRST_OCTAVE, LAST_OCTAVE + 1)
+    inner = (octaves[:, None] * (1 + np.arange(OCTAVE_BINS) / OCTAVE_BINS)).ravel()
+    edges: np.ndarray[tuple[int], np.dtype[np.float64]] = np.concatenate(
+        ([0.0], inner, [2.0 ** (LAST_OCTAVE + 1), np.inf])
+    )
+    return edges

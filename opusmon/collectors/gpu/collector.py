@@ -20,8 +20,8 @@ from opusmon.channels import (
 )
 from opusmon.clock import NS, Clock
 from opusmon.collectors.base import Status, Tick, Unavailable, every, status_batch
+from opusmon.collectors.cost import CostMeter
 from opusmon.collectors.gpu.board import Board
-from opusmon.collectors.gpu.cost import CostMeter
 from opusmon.collectors.gpu.crew import Crew, Job, Round
 from opusmon.collectors.gpu.device import Device, Surroundings
 from opusmon.collectors.gpu.events import Waiter

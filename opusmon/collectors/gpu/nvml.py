@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opusmon.collectors.base import Unavailable
+from opusmon.collectors.cost import CallCost
 from opusmon.collectors.gpu.probe import kernel_module_version
 
 NOT_SUPPORTED = 3
@@ -97,16 +98,6 @@ def missing(code: int, call: str) -> Missing:
         return Missing("unavailable", "the GPU is lost: it no longer answers on the bus", remedy, code)
     words = _WORDS.get(code, "undocumented")
     return Missing("error", f"{call} failed: {words} (NVML error {code})", code=code)
-
-
-@dataclass(slots=True)
-class CallCost:
-    """What calls cost since this object was made: number, wall ns, and the longest one."""
-
-    calls: int = 0
-    call_ns: int = 0
-    slowest_ns: int = 0
-    slowest: str = ""
 
 
 class Nvml:
@@ -204,11 +195,7 @@ class Nvml:
     def _count(self, name: str, began: int) -> None:
         took = time.monotonic_ns() - began
         self.current = None
-        cost = self.cost
-        cost.calls += 1
-        cost.call_ns += took
-        if took > cost.slowest_ns:
-            cost.slowest_ns, cost.slowest = took, name
+        self.cost.add(name, took)
 
 
 def load() -> Any:

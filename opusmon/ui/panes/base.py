@@ -7,7 +7,7 @@ reader's; the pane cannot tell. It writes style names, never colours.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from opusmon.schema import Rows
 from opusmon.ui.glyphs import BRAILLE, Glyphs
@@ -117,6 +117,19 @@ class Pane(Protocol):
 
     def items(self, frame: Frame) -> int:
         """How many items `PaneState.selected` may choose from."""
+        ...
+
+
+@runtime_checkable
+class Tracking(Protocol):
+    """A pane whose list moves on under the selection: the app follows the selected item, not its place."""
+
+    def identity(self, frame: Frame) -> Any | None:
+        """What tells the selected item from all others, for as long as it is listed."""
+        ...
+
+    def place(self, frame: Frame, wanted: Any) -> int | None:
+        """Where the item with that identity is now; None when it is not listed."""
         ...
 
 

@@ -13,17 +13,17 @@ from typing import ClassVar
 
 from opusmon.ui.panes.base import Frame, first_shown
 from opusmon.ui.panes.gpu_charts import FIELDS, GUTTER_CELLS, Drawing, drawing
+from opusmon.ui.panes.gpu_deep import deep_note
 from opusmon.ui.panes.gpu_detail import detail_lines
 from opusmon.ui.panes.gpu_flags import flags_line, hbm_used_pct
 from opusmon.ui.panes.gpu_process import SORTS, more_line, process_lines, read_processes
 from opusmon.ui.panes.gpu_rows import MIN_BLOCK_CELLS, block, block_lines, number_lines, settle, stale_flag
-from opusmon.ui.panes.gpu_state import Gpu, Reason, Snapshot, bandwidth_field, snapshot
+from opusmon.ui.panes.gpu_state import Gpu, Reason, Snapshot, bandwidth_field, snapshot, statuses
 from opusmon.ui.panes.gpu_table import BUSY_MARK, Column, history_cells, layout, table_head, table_row
 from opusmon.ui.text import Line, fit, fit_lines, join, line_cells, restyle
 from opusmon.ui.units import duration, percent, span
 
 BUSY_NOTE = f"{BUSY_MARK} share of time memory was busy, not bandwidth"
-L2_NOTE = "L2: not reported by NVML"
 LATE_INTERVALS = 1.5
 """A newest row older than this many intervals is worth saying in the title."""
 MAX_BLOCK_LINES = 14
@@ -51,6 +51,8 @@ class GpuPane:
         if known.age_ns is None:
             return f"{head} no sample"
         interval, history = _rounded(known.cadence_ns), f"history {span(frame.span_ns)}"
+        if any(gpu.deep for gpu in known.gpus):
+            history = f"deep CUPTI  {history}"
         if known.age_ns <= LATE_INTERVALS * max(known.interval_ns, known.cadence_ns):
             return f"{head} {interval}  {history}"
         return f"{head} {interval}  {'stale' if known.stale else 'age'} {known.age_ns / 1e9:.1f} s  {history}"
@@ -273,8 +275,8 @@ def _foot(frame: Frame, known: Snapshot) -> Line:
         parts.append(_reason(distinct[0], len(distinct) - 1))
     if len(known.gpus) > 1 and any(bandwidth_field(gpu) == "mem_busy_pct" for gpu in known.gpus):
         parts.append(((BUSY_NOTE, "dim"),))
-    if "l2" not in frame.view.channels:
-        parts.append(((L2_NOTE, "dim"),))
+    if not any(gpu.deep for gpu in known.gpus):
+        parts.append(deep_note(statuses(frame), short=bool(parts)))
     line = join(parts, "   ")
     return ((" ", ""), *line) if line else ()
 

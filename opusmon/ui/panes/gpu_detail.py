@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from opusmon.channels import GPU
+from opusmon.channels import GPU, L2
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame
 from opusmon.ui.panes.gpu_charts import Drawing
@@ -41,11 +41,12 @@ class Panel:
 
     Attributes:
         title: of the field.
-        field: of the `gpu` channel.
+        field: of the channel.
         top: value at the upper edge, given the GPU.
         show: a value in words, with its unit.
         alarm: values from here on stand out, given the GPU's `top`.
         style: of the marks.
+        channel: it is a field of.
     """
 
     title: str
@@ -54,6 +55,7 @@ class Panel:
     show: Callable[[float], str]
     alarm: float = math.inf
     style: str = "series0"
+    channel: str = "gpu"
 
 
 def _top(value: float) -> Callable[[Gpu], float]:
@@ -70,6 +72,12 @@ def _device(field: str, scale: float, otherwise: float) -> Callable[[Gpu], float
 
 def _nvlink_top(gpu: Gpu) -> float:
     return sum(gpu.links.speed_bps) or LINKS * LINK_SPEED_BPS
+
+
+def _hbm_top(gpu: Gpu) -> float:
+    """The theoretical bandwidth: memory clock x 2 x bus width; 4.8 TB/s where the device does not say."""
+    peak = gpu["mem_clock_mhz"] * 2e6 * gpu.device.get("bus_width_bits", math.nan) / 8
+    return peak if peak > 0 else 4.8e12
 
 
 def _memory_top(gpu: Gpu) -> float:
@@ -95,6 +103,9 @@ def _megahertz(value: float) -> str:
 
 PANELS: tuple[Panel, ...] = (
     Panel("HBM bandwidth", "hbm_bw_pct", _top(100.0), _percent, HBM_BW_HIGH_PCT),
+    Panel("L2 hit rate", "l2_hit_pct", _top(100.0), _percent, channel="l2"),
+    Panel("HBM read", "hbm_read_bps", _hbm_top, units.rate, channel="l2"),
+    Panel("HBM write", "hbm_write_bps", _hbm_top, units.rate, channel="l2"),
     Panel("HBM used", "mem_used_b", _memory_top, units.size, math.inf, "series4"),
     Panel("SM utilisation", "sm_util_pct", _top(100.0), _percent),
     Panel("SM occupancy", "sm_occupancy_pct", _top(100.0), _percent),
@@ -154,9 +165,8 @@ def _panels(frame: Frame, gpu: Gpu, height: int, interval_ns: int) -> list[Line]
     width = frame.size.width
     across = max(1, min(4, (width + _GAP) // (MIN_PANEL_CELLS + _GAP)))
     cells = (width - _GAP * (across - 1)) // across
-    fields = [panel.field for panel in PANELS]
     columns = cells * frame.glyphs.columns_per_cell
-    found = histories(frame, "gpu", fields, GPU.key, columns, interval_ns).get((gpu.gpu, gpu.gi), {})
+    found = _found(frame, gpu, columns, interval_ns)
     measured = [
         panel for panel in PANELS if panel.field in found and (found[panel.field] == found[panel.field]).any()
     ]
@@ -174,6 +184,26 @@ def _panels(frame: Frame, gpu: Gpu, height: int, interval_ns: int) -> list[Line]
     return out
 
 
+def _found(frame: Frame, gpu: Gpu, columns: int, interval_ns: int) -> dict[str, Floats]:
+    """Histories of all panels, by field."""
+    keys: dict[str, tuple[tuple[str, ...], tuple[int, ...], int]] = {
+        "gpu": (GPU.key, (gpu.gpu, gpu.gi), interval_ns)
+    }
+    if gpu.deep is not None:
+        keys["l2"] = (L2.key, (gpu.gpu,), max(gpu.deep.every_ns, interval_ns))
+    found: dict[str, Floats] = {}
+    for channel, (key, series, step_ns) in keys.items():
+        fields = [panel.field for panel in PANELS if panel.channel == channel]
+        found |= histories(frame, channel, fields, key, columns, step_ns).get(series, {})
+    return found
+
+
+def _now(gpu: Gpu, panel: Panel) -> float:
+    if panel.channel == "l2":
+        return gpu.deep[panel.field] if gpu.deep is not None else math.nan
+    return gpu[panel.field]
+
+
 def _beside(panels: Sequence[Sequence[Line]], cells: int) -> Iterator[Line]:
     """Panels of one row, side by side."""
     for parts in zip_longest(*panels, fillvalue=()):
@@ -186,7 +216,7 @@ def _beside(panels: Sequence[Sequence[Line]], cells: int) -> Iterator[Line]:
 def _panel(frame: Frame, gpu: Gpu, panel: Panel, values: Floats, width: int, height: int) -> list[Line]:
     """A heading with the value now and the scale, and the history under it."""
     top = panel.top(gpu)
-    now: Line = ((f"{panel.title} ", "label"), (panel.show(gpu[panel.field]), "value"))
+    now: Line = ((f"{panel.title} ", "label"), (panel.show(_now(gpu, panel)), "value"))
     scale: Line = ((f"of {panel.show(top)}", "dim"),)
     picture = chart(
         values,

@@ -7,6 +7,7 @@ import math
 from opusmon.ui import units
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.panes.gpu_charts import Drawing, chart_lines
+from opusmon.ui.panes.gpu_deep import deep_line
 from opusmon.ui.panes.gpu_flags import (
     HBM_BW_HIGH_PCT,
     HBM_USED_HIGH_PCT,
@@ -84,7 +85,7 @@ def number_lines(gpu: Gpu, width: int) -> int:
     if gpu.gone:
         return 1
     links = (1 if width >= WIDE_CELLS else 2) if _has_links(gpu) else 0
-    return (3 if width >= _power_cells(gpu) else 4) + links
+    return (3 if width >= _power_cells(gpu) else 4) + links + (gpu.deep is not None)
 
 
 def block_lines(gpu: Gpu, width: int) -> int:
@@ -149,6 +150,8 @@ def _numbers(gpu: Gpu, width: int, glyphs: Glyphs) -> list[Line]:
         lines = [join([_bandwidth(gpu), pcie]), _compute(gpu), power]
     if _has_links(gpu):
         lines.extend(_nvlink(gpu, width, glyphs))
+    if gpu.deep is not None:
+        lines.append(deep_line(gpu.deep))
     return [(("  ", ""), *line) for line in lines]
 
 
@@ -172,6 +175,10 @@ def _percent(gpu: Gpu, label: str, field: str, limit: float = math.inf) -> Line:
 def _bandwidth(gpu: Gpu) -> Line:
     """`bw  71 %  3.42 TB/s`; before Hopper `mem busy  42 %`, which is no bandwidth."""
     if bandwidth_field(gpu) == "mem_busy_pct":
+        if not math.isnan(gpu.dcgm_bw_pct):
+            return _labelled(
+                "bw", f"{units.percent(gpu.dcgm_bw_pct)} (dcgm)", gpu.dcgm_bw_pct, HBM_BW_HIGH_PCT
+            )
         return _percent(gpu, "mem busy", "mem_busy_pct")
     share = units.percent(gpu["hbm_bw_pct"], 3, gpu.missing("hbm_bw_pct"))
     speed = units.number(gpu["hbm_bw_bps"] / 1e12, 5, 2, gpu.missing("hbm_bw_bps"))

@@ -13,6 +13,7 @@ from opusmon.clock import NS
 from opusmon.schema import Rows
 from opusmon.times import format_wall
 from opusmon.ui.panes.base import Frame, View
+from opusmon.ui.panes.gpu_deep import Deep, read_dcgm, read_deep
 from opusmon.ui.panes.gpu_events import newest_events
 from opusmon.ui.panes.gpu_flags import Flag, gpu_flags
 from opusmon.ui.panes.gpu_links import (
@@ -80,6 +81,8 @@ class Gpu:
         gone: "GPU 1 lost at 14:03:21", or another reason for having no row; "" when all is well.
         flags: what is wrong, worst first.
         reasons: (channel, field) with a `status` row that explains their absence here.
+        deep: what the hardware counters say, None where they are not read.
+        dcgm_bw_pct: HBM bandwidth as a dcgm-exporter tells it, NaN where none does.
     """
 
     gpu: int
@@ -94,6 +97,8 @@ class Gpu:
     gone: str = ""
     flags: tuple[Flag, ...] = ()
     reasons: frozenset[tuple[str, str]] = frozenset()
+    deep: Deep | None = None
+    dcgm_bw_pct: float = math.nan
 
     def __getitem__(self, name: str) -> float:
         """A field of the `gpu` row, NaN where missing."""
@@ -153,6 +158,8 @@ class _Known:
     devices: Mapping[Key, Record]
     links: Mapping[int, Links]
     reasons: Sequence[Reason]
+    deep: Mapping[int, Deep]
+    dcgm: Mapping[int, float]
     events: Sequence[Record] = field(default_factory=list)
 
 
@@ -175,6 +182,8 @@ def _snapshot(frame: Frame) -> Snapshot:
         devices,
         _all_links(frame, HIDDEN_AFTER_NS if late or stale else _link_lookback(interval_ns)),
         reasons,
+        read_deep(frame),
+        read_dcgm(frame),
         events,
     )
     keys = sorted({*rows, *_expected(devices, reasons)})
@@ -235,7 +244,7 @@ def _error_counts(rows: Rows, suffix: str = "") -> dict[tuple[int, int], float]:
 def _series(frame: Frame) -> tuple[dict[Key, Record], dict[Key, Record], list[Reason], bool]:
     """Newest rows, devices and reasons; and whether some GPU is late, so that older rows were looked for."""
     view, t = frame.view, frame.t
-    reasons = read_reasons(view, t)
+    reasons = read_reasons(frame)
     devices = _by_key(records(view.latest("gpu_device", t, DEVICE_LOOKBACK_NS)))
     rows = _by_key(records(view.latest("gpu", t, LOOKBACK_NS)))
     late = not rows or not _expected(devices, reasons) <= set(rows)
@@ -249,13 +258,21 @@ def _expected(devices: Iterable[Key], reasons: Iterable[Reason]) -> set[Key]:
     return {*devices, *((gpu, WHOLE_GPU) for reason in reasons for gpu in _scope_gpu(reason.scope))}
 
 
-def read_reasons(view: View, t: int) -> list[Reason]:
+def _statuses(frame: Frame) -> list[list[str]]:
+    """The statuses in force, each as the words of its fields in order."""
+    text = frame.view.strings.text
+    names = ("collector", "channel", "field", "scope", "state", "reason", "remedy")
+    rows = records(frame.view.latest("status", frame.t, DEVICE_LOOKBACK_NS))
+    return [[clean(text(int(record.get(name, 0)))) for name in names] for record in rows]
+
+
+statuses = FrameMemo(_statuses)
+
+
+def read_reasons(frame: Frame) -> list[Reason]:
     """Reasons in force about GPUs, most important first."""
     found: list[Reason] = []
-    text = view.strings.text
-    names = ("collector", "channel", "field", "scope", "state", "reason", "remedy")
-    for record in records(view.latest("status", t, DEVICE_LOOKBACK_NS)):
-        words = [clean(text(int(record.get(name, 0)))) for name in names]
+    for words in statuses(frame):
         collector, channel, state = words[0], words[1], words[4]
         if state not in _BAD_STATES or not (collector == "gpu" or channel in _CHANNELS):
             continue
@@ -296,6 +313,8 @@ def _gpu(frame: Frame, key: Key, known: _Known, interval_ns: int) -> Gpu:
         gone=gone,
         flags=tuple(sorted(found, key=lambda flag: -flag.severity)),
         reasons=_explained(known.reasons, f"gpu {gpu}" if whole else f"gpu {gpu} gi {gi}"),
+        deep=known.deep.get(gpu) if whole and not gone else None,
+        dcgm_bw_pct=known.dcgm.get(gpu, math.nan) if whole else math.nan,
     )
 
 

@@ -112,7 +112,30 @@ def _copies(stream: Stream) -> list[Line]:
     return [_part(label, value, units.rate(value)) for label, value in rates if label != "any" or value > 0]
 
 
-def number_lines(stream: Stream, width: int) -> list[Line]:
+def _launch_call(frame: Frame, stream: Stream) -> list[Line]:
+    """Mean and longest launch call; where they are timed now and then only, when that was last."""
+    mean_ns, longest_ns, age_ns = stream.call_ns, stream.longest_ns("launch_call_max_ns"), 0
+    if math.isnan(mean_ns):
+        mean_ns, longest_ns, age_ns = _last_timed(frame, stream)
+    words = f", max {short_duration(longest_ns)}" if not math.isnan(longest_ns) else ""
+    found = [_took("call", mean_ns, words)]
+    return [*found, _took("timed", age_ns, " ago")] if age_ns else found
+
+
+def _last_timed(frame: Frame, stream: Stream) -> tuple[float, float, int]:
+    """Mean and longest call of the newest row in the span that has them, ns, and its age; NaN where none has."""
+    rows = frame.view.query(CHANNEL, frame.t - min(frame.span_ns, ROWS_NS), frame.t)
+    if "launch_call_max_ns" in (rows.dtype.names or ()):
+        own = (rows["stream"] == np.uint64(stream.stream)) & (rows["pid"] == stream.pid)
+        rows = rows[own & ~np.isnan(rows["launch_call_ns"])]
+        if len(rows):
+            row = rows[-1]
+            age_ns = max(frame.t - int(row["t"]), 1)
+            return float(row["launch_call_ns"]), float(row["launch_call_max_ns"]), age_ns
+    return math.nan, math.nan, 0
+
+
+def number_lines(frame: Frame, stream: Stream, width: int) -> list[Line]:
     """Every number of a stream, a topic a line; what does not fit in `width` cells is left out."""
     head: Line = (
         (stream.name, "title"),
@@ -130,7 +153,7 @@ def number_lines(stream: Stream, width: int) -> list[Line]:
             _each("kernels", "launches", "per s", stream),
             _each("graphs", "graph_launches", "per s", stream),
             _part("graph share", share, percent_words(share)),
-            _took("launch call", stream.mean_ns("launch_call_ns", "launches"), " mean"),
+            *_launch_call(frame, stream),
         ),
         (_each("copies", "copies", "per s", stream), *_copies(stream)),
         (
@@ -157,10 +180,10 @@ NUMBER_LINES = 5
 def detail_lines(frame: Frame, stream: Stream, height: int) -> list[Line]:
     """A stream in at most `height` lines: its numbers, and the histogram beside, under, or in one line of them."""
     width = frame.size.width
-    numbers = [((" ", ""), *line) for line in number_lines(stream, width - 1)]
+    numbers = [((" ", ""), *line) for line in number_lines(frame, stream, width - 1)]
     if width >= BESIDE_CELLS and height >= HISTOGRAM_LINES:
         left = width - SIDE_CELLS
-        numbers = [((" ", ""), *line) for line in number_lines(stream, left - 1)]
+        numbers = [((" ", ""), *line) for line in number_lines(frame, stream, left - 1)]
         beside = histogram_lines(frame, stream, SIDE_CELLS - 1)
         numbers += [()] * (len(beside) - len(numbers))
         return [(*fit(line, left), *other) for line, other in zip(numbers, beside, strict=True)]

@@ -161,8 +161,13 @@ class Stream:
         return self.row.get("since_launch_ns", math.nan) + (self.age_ns if self.quiet else 0)
 
     def longest_ns(self, field: str) -> float:
-        """`wait_max_ns` or `bubble_max_ns` of the row; NaN for a quiet stream."""
+        """`wait_max_ns`, `bubble_max_ns` or `launch_call_max_ns` of the row; NaN for a quiet stream."""
         return math.nan if self.quiet else self.row.get(field, math.nan)
+
+    @property
+    def call_ns(self) -> float:
+        """Mean host time in a launch call, of those that were timed; NaN when none was."""
+        return math.nan if self.quiet else self.row.get("launch_call_ns", math.nan)
 
     def mean_ns(self, total: str, count: str) -> float:
         """A sum of the row over a count of it, ns; NaN without any."""

@@ -133,10 +133,13 @@ def _wait_cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:
     return ((f"{text} ", number_style(value)), *bar(value / WAIT_FULL_MS, width - 5, glyphs, "series1"))
 
 
-def _longest_cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:
-    del glyphs
-    value = stream.longest_ns("wait_max_ns")
-    return ((pad(short_duration(value), width, ">"), number_style(value)),)
+def _longest_cell(field: str) -> Cell:
+    def cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:
+        del glyphs
+        value = stream.longest_ns(field)
+        return ((pad(short_duration(value), width, ">"), number_style(value)),)
+
+    return cell
 
 
 def bubble_words(value_pct: float) -> str:
@@ -169,7 +172,7 @@ def _since_cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:
 
 def _call_cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:
     del glyphs
-    value = stream.mean_ns("launch_call_ns", "launches") / 1e3
+    value = stream.call_ns / 1e3
     return ((units.number(value, width, 1), number_style(value)),)
 
 
@@ -193,10 +196,11 @@ TABLE: tuple[Column, ...] = (
     Column(("d2h GB/s",), 8, 15, _rate_cell("d2h_b")),
     Column(("d2d GB/s",), 8, 16, _rate_cell("d2d_b")),
     Column(("WAIT ms/s",), 9, 2, _wait_cell, "<", 17, "wait"),
-    Column(("MAX WAIT", "MAX"), 6, 6, _longest_cell, ">", 8),
+    Column(("MAX WAIT", "MAX"), 6, 6, _longest_cell("wait_max_ns"), ">", 8),
     Column(("BUBBLE",), 6, 3, _bubble_cell, sort="bubble"),
     Column(("LAST LAUNCH", "SINCE"), 6, 8, _since_cell, ">", 11),
-    Column(("CALL us",), 7, 17, _call_cell),
+    Column(("CALL us",), 7, 12, _call_cell),
+    Column(("MAX CALL",), 8, 13, _longest_cell("launch_call_max_ns")),
     Column(("POLLS/s",), 7, 18, _count("not_ready")),
     LANE,
 )

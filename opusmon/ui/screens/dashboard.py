@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -16,6 +16,8 @@ from textual.timer import Timer
 from opusmon.clock import NS
 from opusmon.session import Session
 from opusmon.times import format_wall
+from opusmon.triage.watch import Watch
+from opusmon.ui.findings import sheet_lines as findings_sheet
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.header import Facts, header, recording_words
 from opusmon.ui.keys import footer, sheet_lines
@@ -82,6 +84,7 @@ class Dashboard(TimeScreen):
         Binding("s", "sort", "sort"),
         Binding("p", "processes", "processes"),
         Binding("c", "cost", "cost"),
+        Binding("f", "findings", "findings"),
         Binding("r", "bookmark", "bookmark"),
         Binding("question_mark", "help", "help"),
         Binding("ctrl+l,ctrl+r", "redraw", "redraw"),
@@ -100,6 +103,7 @@ class Dashboard(TimeScreen):
         self.session = session
         self.playhead = playhead
         self.places = Places(session.window)
+        self.triage = Watch(session.window)
         self._glyphs = glyphs
         self._fps = fps
         self.span_ns = span_ns
@@ -140,7 +144,7 @@ class Dashboard(TimeScreen):
         panes = tuple((pane.state, pane.size, pane.has_focus) for pane in self._panes)
         moment = 0 if tracking else t
         key = (
-            window.news,
+            self._news(tracking, t),
             moment,
             self.playhead.mode,
             self.playhead.speed,
@@ -151,12 +155,53 @@ class Dashboard(TimeScreen):
         if not self.is_current or (key == self._drawn and not (tracking and t - self._drawn_t > QUIET_NS)):
             return
         self._drawn, self._drawn_t = key, t
+        self._look()
         with self.app.batch_update():
             for pane in self._panes:
                 pane.draw(window, t, self.span_ns)
             self.query_one("#header", LinesWidget).set_lines([self._header(t)])
             self.query_one(TimeBarWidget).set_lines([self._timebar(t)])
             self.query_one("#footer", LinesWidget).set_lines([self._footer()])
+
+    def _look(self) -> None:
+        """Let the rules see what is new; a long recording is looked at ten minutes per frame."""
+        window = self.session.window
+        if window.t1 <= 0:
+            return
+        done = self.triage.advance(window.t0, window.t1)
+        if not done:
+            self.call_later(self._look_on)
+        self.places.found(self.triage.findings, self.triage.version)
+
+    def _look_on(self) -> None:
+        self._drawn = ()
+
+    def _news(self, tracking: bool, t: int) -> int:
+        """What has come in, as a number that grows; live at the pace of the samples.
+
+        Eight collectors send at eight times of a second: a frame for each would cost four times as much and show a
+        reader nothing sooner than a second can be read.
+        """
+        news = self.session.window.news
+        if not tracking or not self._drawn or news == self._drawn[0]:
+            return news
+        pace_ns = min(self.session.interval_ns, NS) * 9 // 10
+        return news if t - self._drawn_t >= pace_ns else int(cast("int", self._drawn[0]))
+
+    def action_findings(self) -> None:
+        """What the rules have found."""
+        window = self.session.window
+
+        def lines() -> list[Line]:
+            until = self.triage.until
+            left = (
+                ""
+                if until is None or until >= window.t1
+                else f"looked at up to {format_wall(window.anchors, until)}"
+            )
+            return findings_sheet(self.triage.findings, window.anchors, self.playhead.t, left)
+
+        self.app.push_screen(Sheet("findings", lines, self._glyphs))
 
     def on_screen_resume(self) -> None:
         """Draw anew after something lay on top."""
@@ -175,6 +220,7 @@ class Dashboard(TimeScreen):
             trouble=session.trouble,
             sample=sample,
             late_ns=session.late_ns(sample[1]) if tracking and sample is not None else 0,
+            findings=self.triage.worst(t),
         )
         return header(session.window, t, facts, self.size.width)
 
@@ -294,9 +340,6 @@ class Dashboard(TimeScreen):
         """The next sort order of the current pane."""
         pane = self._pane()
         sorts = pane.pane.sorts
-        if not sorts:
-            self.say(f"the {pane.pane.name} pane has nothing to sort")
-            return
         place = sorts.index(pane.state.sort) if pane.state.sort in sorts else 0
         self._change(sort=sorts[(place + 1) % len(sorts)])
 

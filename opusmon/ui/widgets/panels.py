@@ -9,7 +9,7 @@ from textual import events
 from textual.message import Message
 
 from opusmon.ui.glyphs import Glyphs
-from opusmon.ui.panes.base import Frame, Pane, PaneState, Size, View
+from opusmon.ui.panes.base import Frame, Pane, PaneState, Size, Tracking, View
 from opusmon.ui.text import Line, box
 from opusmon.ui.widgets.lines import LinesWidget
 
@@ -36,6 +36,7 @@ class PaneWidget(LinesWidget, can_focus=True):
         self.state = PaneState()
         self._glyphs = glyphs
         self._items = 0
+        self._held: object | None = None
         self._inside: list[Line] = []
         self._edge: tuple[object, ...] = ()
 
@@ -49,6 +50,7 @@ class PaneWidget(LinesWidget, can_focus=True):
             self.set_lines([self.pane.summary(frame)])
             return
         inner = replace(frame, size=Size(max(width - 2, 0), height - 2))
+        inner = self._follow(inner)
         self._items = self.pane.items(inner)
         title = self.pane.title(inner)
         lines = self.pane.render(inner)
@@ -59,8 +61,26 @@ class PaneWidget(LinesWidget, can_focus=True):
             self._inside, self._edge = lines, edge
             self.set_lines(box(lines, title, width, height, focused=self.has_focus, glyphs=self._glyphs))
 
+    def _follow(self, frame: Frame) -> Frame:
+        """Keep the selected item selected while a list moves on under it; the first place follows the newest."""
+        if not isinstance(self.pane, Tracking):
+            return frame
+        if self.state.selected == 0:
+            self._held = None
+            return frame
+        if self._held is None:
+            self._held = self.pane.identity(frame)
+            return frame
+        place = self.pane.place(frame, self._held)
+        if place is None:
+            self._held = self.pane.identity(frame)
+        elif place != self.state.selected:
+            self.state = replace(self.state, selected=place)
+        return replace(frame, state=self.state)
+
     def move(self, direction: int) -> None:
         """Select the next or previous item."""
+        self._held = None
         last = max(self._items - 1, 0)
         self.state = replace(self.state, selected=max(0, min(self.state.selected + direction, last)))
 

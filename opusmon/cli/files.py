@@ -1,0 +1,129 @@
+"""The verbs that read recordings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from opusmon.cli.words import OK, CliError, columns_lines, need_terminal, open_recording, write_private
+
+if TYPE_CHECKING:
+    from opusmon.session import Session
+    from opusmon.ui.playhead import Playhead
+
+
+def replay(args: argparse.Namespace) -> int:
+    """`opusmon replay`."""
+    from opusmon.clock import SystemClock
+    from opusmon.session import ReplaySession
+
+    need_terminal(args)
+    recording = open_recording(args.file)
+    session = ReplaySession(recording, SystemClock(), follow=getattr(args, "follow", False))
+    playhead = _playhead(session, args)
+    return show(session, args, playhead)
+
+
+def demo(args: argparse.Namespace) -> int:
+    """`opusmon demo`."""
+    from opusmon.paths import demo_file
+
+    args.file = demo_file()
+    return replay(args)
+
+
+def _playhead(session: Session, args: argparse.Namespace) -> Playhead:
+    from opusmon.times import parse_time
+    from opusmon.ui.screens.dashboard import playhead_of
+
+    playhead = playhead_of(session)
+    playhead.set_speed(args.speed)
+    window = session.window
+    if args.at:
+        playhead.pause()
+        playhead.seek(parse_time(args.at, anchors=window.anchors, t0=window.t0, t1=window.t1))
+    elif args.screenshot is not None and not session.follows:
+        playhead.pause()
+        playhead.seek(window.t0 + (window.t1 - window.t0) // 2)
+    return playhead
+
+
+def show(session: Session, args: argparse.Namespace, playhead: Playhead | None = None) -> int:
+    """Run the screen, or draw one frame of it."""
+    import asyncio
+
+    from opusmon.times import parse_duration
+    from opusmon.ui.app import OpusmonApp, screenshot
+    from opusmon.ui.glyphs import pick, terminal_encoding
+    from opusmon.ui.themes import DEFAULT
+
+    drawing = args.screenshot is not None
+    glyphs, theme = args.glyphs, args.theme
+    if drawing:  # an SVG has every character and colour, whatever this terminal has
+        glyphs = "braille" if glyphs == "auto" else glyphs
+        theme = theme or ("" if "NO_COLOR" in os.environ else DEFAULT)
+    try:
+        app = OpusmonApp(
+            session,
+            glyphs=pick(glyphs, os.environ, terminal_encoding(os.environ)),
+            theme=theme,
+            environ=os.environ,
+            playhead=playhead,
+            span_ns=parse_duration(args.span),
+        )
+        if drawing:
+            svg = asyncio.run(screenshot(app, columns_lines(args.size), lambda: session.window.t1 > 0, 5.0))
+            write_private(args.screenshot, svg)
+        else:
+            app.run()
+        return app.return_code or OK
+    finally:
+        session.close()
+
+
+def info(args: argparse.Namespace) -> int:
+    """`opusmon info`."""
+    import json
+
+    from opusmon.export.summary import render, summary
+
+    with open_recording(args.file) as recording:
+        facts = summary(recording)
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else render(facts))
+    return OK
+
+
+def dump(args: argparse.Namespace) -> int:
+    """`opusmon dump`."""
+    from opusmon.export.rows import dump as write_rows
+    from opusmon.times import parse_time
+
+    with open_recording(args.file) as recording:
+        if args.channel not in recording.channels:
+            names = ", ".join(sorted(recording.channels))
+            raise CliError(f"{args.file} has no channel {args.channel!r}; it has {names}")
+        t0, t1 = recording.t0 - 1, recording.t1
+        if args.begin:
+            # A row at exactly that time is wanted, and ranges are open at their start.
+            t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1) - 1
+        if args.end:
+            t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+        write_rows(recording, args.channel, t0, t1, args.format, sys.stdout)
+    return OK
+
+
+def rescue(args: argparse.Namespace) -> int:
+    """`opusmon salvage`."""
+    from opusmon.recording import salvage
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{100 * done // max(total, 1):3d} %", end="", file=sys.stderr, flush=True)
+
+    report = salvage(args.file, args.output, progress)
+    if sys.stderr.isatty():
+        print("\r", end="", file=sys.stderr)
+    print(report)
+    return OK

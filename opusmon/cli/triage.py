@@ -1,0 +1,71 @@
+"""The verbs that say what is wrong in a recording."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from opusmon.cli.words import OK, CliError, open_recording
+
+FINDINGS = 3
+LEVELS = {"note": 1, "warning": 2, "critical": 3}
+
+
+def triage(args: argparse.Namespace) -> int:
+    """`opusmon triage`."""
+    if args.limits_help:
+        return _limits_help()
+    if args.file is None:
+        raise CliError("name the recording: opusmon triage FILE")
+    from opusmon.times import parse_time
+    from opusmon.triage import report
+    from opusmon.triage.limits import overridden
+    from opusmon.triage.run import look_over
+    from opusmon.window import Window
+
+    limits = overridden(_limits(args.limits))
+    with open_recording(args.file) as recording:
+        view = Window.over(recording)
+        t0, t1 = recording.t0 - 1, recording.t1
+        if args.begin:
+            t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1) - 1
+        if args.end:
+            t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+        found = look_over(view, t0, t1, limits, progress=_progress)
+        if args.json:
+            print(report.as_json(found, recording.anchors, args.file.name))
+        elif args.markdown:
+            print(report.as_markdown(found, recording.anchors, args.file.name), end="")
+        else:
+            print(report.as_text(found, recording.anchors), end="")
+    return FINDINGS if any(one.severity >= LEVELS[args.fail_on] for one in found) else OK
+
+
+def _progress(done: int, total: int) -> None:
+    if total > 2 and sys.stderr.isatty():
+        print(f"\r{100 * done // total:3d} %", end="" if done < total else "\r", file=sys.stderr, flush=True)
+
+
+def _limits(path: Path | None) -> dict[str, Any]:
+    """Changed limits: of the file named, else of triage.toml in the config folder."""
+    import tomllib
+
+    from opusmon.paths import config_dir
+
+    place = path or config_dir() / "triage.toml"
+    if path is None and not place.exists():
+        return {}
+    try:
+        return tomllib.loads(place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CliError(f"{place}: {error}") from error
+
+
+def _limits_help() -> int:
+    from opusmon.triage.limits import LIMITS
+
+    for name, limit in sorted(LIMITS.items()):
+        print(f"{name} = {limit.value:g}  # {limit.unit + ', ' if limit.unit else ''}{limit.why}")
+    return OK

@@ -1,0 +1,182 @@
+"""The verbs that watch: a screen, a headless recorder, one collector for another opusmon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opusmon.cli.files import show
+from opusmon.cli.words import ERROR, OK, CliError, need_terminal, size_b_of
+
+if TYPE_CHECKING:
+    from opusmon.session import LiveSession
+    from opusmon.slo import Slo
+
+
+def live(args: argparse.Namespace) -> int:
+    """`opusmon live`."""
+    need_terminal(args)
+    session = _live_session(args, keep_window=True, process="screen")
+    status = show(session, args)
+    state = session.recording
+    if state is not None:
+        print(f"opusmon: recorded to {state.path}", file=sys.stderr)
+    return status
+
+
+def record(args: argparse.Namespace) -> int:
+    """`opusmon record`."""
+    return headless(_live_session(args, keep_window=False, process="record"), args.duration)
+
+
+def headless(session: LiveSession, duration: str | None) -> int:
+    """Record until the time is over or a signal comes; returns the exit status."""
+    import asyncio
+    import contextlib
+    import signal
+
+    from opusmon.session import record as run
+    from opusmon.times import parse_duration
+
+    duration_s = parse_duration(duration) / 1e9 if duration else None
+    said: list[str] = []
+
+    def report() -> None:
+        state = session.recording
+        if state is not None and state.error not in ("", *said[-1:]):
+            said.append(state.error)
+            print(f"opusmon: {state.error}", file=sys.stderr)
+
+    async def until_stopped() -> None:
+        task = asyncio.ensure_future(run(session, duration_s, report))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    state = session.recording
+    if state is not None:
+        print(f"opusmon: recording to {state.path}; ctrl+c stops", file=sys.stderr)
+    if session.warning:
+        print(f"opusmon: {session.warning}", file=sys.stderr)
+    try:
+        asyncio.run(until_stopped())
+    finally:
+        session.close()
+    state = session.recording
+    if state is not None:
+        print(f"opusmon: {state.size_b / 1e6:.1f} MB in {state.path}", file=sys.stderr)
+    return ERROR if state is not None and state.error else OK
+
+
+def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) -> LiveSession:
+    from opusmon import sudo
+    from opusmon.clock import SystemClock
+    from opusmon.session import LiveSession, default_path, plan
+    from opusmon.times import parse_duration
+
+    interval_ns = _interval_ns(args.interval)
+    options = _options(args)
+    slos = _slos(args.slo)
+    _say_what_it_spends(options["canary"])
+    wanted = plan([name for name in args.only.split(",") if name], options, sudo=args.sudo)
+    if wanted.raised:
+        sudo.ask()
+    path = None if getattr(args, "no_record", False) else args.output or default_path()
+    return LiveSession(
+        wanted,
+        SystemClock(),
+        path=path,
+        keep_window=keep_window,
+        interval_ns=interval_ns,
+        pids=args.pid,
+        retain_ns=parse_duration(args.retain),
+        retain_b=size_b_of(args.retain_size),
+        process=process,
+        slos=slos,
+    )
+
+
+def _slos(texts: Sequence[str]) -> list[Slo]:
+    from opusmon.slo import parse_slo, problems
+
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_slo(text))
+        except ValueError as error:
+            raise CliError(f"--slo {text}: {error}") from error
+        for problem in problems(found[-1]):
+            print(f"opusmon: --slo {text}: {problem}", file=sys.stderr)
+    return found
+
+
+def _say_what_it_spends(options: Mapping[str, Any]) -> None:
+    """Refuse a canary that must not run before anything of it reaches another process's command line."""
+    if not options.get("base_url"):
+        return
+    from opusmon.collectors.canary.endpoint import CanaryConfig, announce, check
+
+    config = check(CanaryConfig(**{"model": "", **options}))
+    print(f"opusmon: {announce(config)}", file=sys.stderr)
+
+
+def _interval_ns(text: str) -> int:
+    from opusmon.times import parse_duration
+
+    interval_ns = parse_duration(text)
+    if interval_ns > 5_000_000_000:
+        raise CliError(f"--interval {text}: 5s is the longest; beyond it the screen calls a value stale")
+    if interval_ns < 200_000_000:
+        raise CliError(
+            f"--interval {text}: the GPU's counters need 200ms or more (under 100 ms they read NaN)"
+        )
+    return interval_ns
+
+
+def _options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What the words say to each collector; what was not said is left to its own default."""
+    from opusmon.times import parse_duration
+
+    threshold_ns = parse_duration(args.stall_threshold) if args.stall_threshold else None
+    # Both probe the same calls: each gets half of what the server may lose.
+    budget_pct = (1.0 if args.probe_budget is None else args.probe_budget) / 2
+    said = {
+        "streams": {"launch_budget_pct": budget_pct},
+        "stalls": {"threshold_ns": threshold_ns, "budget_pct": budget_pct},
+        "engine": {"urls": args.engine or None, "discover": False if args.no_discover else None},
+        "proxy": {"upstream": args.proxy, "listen": args.proxy_listen},
+        "canary": {
+            "base_url": args.probe,
+            "model": args.probe_model,
+            "per_hour": args.probe_per_hour,
+        },
+        "otlp": {"listen": args.otlp_listen},
+        "l2": {"deep": args.deep or None},
+    }
+    return {
+        name: {option: value for option, value in words.items() if value is not None}
+        for name, words in said.items()
+    }
+
+
+def stream(args: argparse.Namespace) -> int:
+    """`opusmon stream`."""
+    from opusmon import collectors
+    from opusmon.times import parse_duration
+    from opusmon.worker import serve
+
+    if args.only not in collectors.REGISTRY:
+        raise CliError(f"no collector is named {args.only!r}; there is {', '.join(collectors.REGISTRY)}")
+    try:
+        options = collectors.from_words(args.only, args.option)
+    except ValueError as error:
+        raise CliError(f"--option: {error}") from error
+    status = serve(
+        args.only, parse_duration(args.interval), pids=args.pid, options=options, compress=args.compress
+    )
+    # A thread that is stuck in a driver call must not keep this process: leave without waiting for threads.
+    os._exit(status)

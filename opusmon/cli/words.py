@@ -1,0 +1,99 @@
+"""What the words of a command line mean, and how it fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from opusmon.recording import Recording
+
+OK, ERROR = 0, 1
+
+
+class CliError(Exception):
+    """One line for the person at the terminal."""
+
+
+def printable(text: str) -> str:
+    """Text that may hold names from a file, without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def write_private(path: Path, text: str) -> None:
+    """A picture shows host and process names: it is for its owner, as the recording is."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+def open_recording(path: Path) -> Recording:
+    """Open a file; what is odd about it goes to stderr.
+
+    Raises:
+        RecordingError: it cannot be read.
+    """
+    from opusmon.recording import Recording
+
+    recording = Recording.open(path)
+    for warning in recording.warnings:
+        print(f"opusmon: {warning}", file=sys.stderr)
+    return recording
+
+
+def need_terminal(args: argparse.Namespace) -> None:
+    """Fail when there is nowhere to draw.
+
+    Raises:
+        CliError: neither a terminal nor a screenshot.
+    """
+    # The screen is drawn on stderr, so that stdout stays free for data.
+    if args.screenshot is None and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CliError(
+            "this needs a terminal; `opusmon record` runs without one, --screenshot OUT.svg draws one frame"
+        )
+
+
+def speed(text: str) -> float:
+    """A replay speed, for argparse."""
+    value = float(text)
+    if not 0.01 <= value <= 1000:
+        raise argparse.ArgumentTypeError("a speed lies between 0.01 and 1000")
+    return value
+
+
+def columns_lines(text: str) -> tuple[int, int]:
+    """Columns and lines of `160x50`.
+
+    Raises:
+        CliError: it is something else.
+    """
+    columns, _, lines = text.lower().partition("x")
+    plain = text.isascii() and columns.isdecimal() and lines.isdecimal()
+    if not (plain and 0 < int(columns) <= 1000 and 0 < int(lines) <= 500):
+        raise CliError(f"--size {text}: write columns x lines, as 160x50")
+    return int(columns), int(lines)
+
+
+def size_b_of(text: str) -> int:
+    """Bytes of `500MB`, `2GiB`, `2G` (binary, as du has it), or a plain number."""
+    units = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+    plain = text.strip().lower()
+    binary = not plain.endswith("b") or plain.endswith("ib")
+    number = plain.removesuffix("b").removesuffix("i")
+    letter = number[-1:] if number[-1:].isalpha() else ""
+    try:
+        value = float(number.removesuffix(letter))
+        scale = units[letter] if binary else 1000 ** list(units).index(letter)
+        size_b = int(value * scale)
+    except (KeyError, ValueError, OverflowError):
+        _bad_size(text)
+    if size_b <= 0:
+        _bad_size(text)
+    return size_b
+
+
+def _bad_size(text: str) -> NoReturn:
+    raise CliError(f"{text!r} is not a size: write 500MB or 2GiB")

@@ -1,0 +1,1 @@
+"""API requests as rows: what the proxy, the canary and the telemetry receiver have in common."""

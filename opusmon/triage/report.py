@@ -1,0 +1,146 @@
+"""Findings as text for people, as Markdown for a ticket, as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from opusmon.clock import Anchors
+from opusmon.times import format_duration, format_iso, format_wall
+from opusmon.triage.finding import SEVERITIES, Evidence, Finding
+from opusmon.triage.severity import CRIT, NOTE, WARN
+
+SIGNS = {CRIT: "!!", WARN: "!", NOTE: "i"}
+FORMAT = 1
+"""Version of the JSON document; it grows when a key changes its meaning, not when one is added."""
+_WIDTH = 100
+
+
+def plain(text: str) -> str:
+    """Text that may hold names from outside, without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def document(findings: Sequence[Finding], anchors: Anchors, source: str) -> dict[str, Any]:
+    """All of it for programs, wall times added.
+
+    Args:
+        findings: in the order of time.
+        anchors: of the session; without any there is no wall time.
+        source: name of the recording.
+    """
+    return {
+        "format": FORMAT,
+        "recording": source,
+        "findings": [
+            {
+                **finding.to_json(),
+                "time0": _iso(anchors, finding.t0),
+                "time1": _iso(anchors, finding.t1),
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _iso(anchors: Anchors, t: int) -> str | None:
+    return format_iso(anchors, t) if len(anchors) else None
+
+
+def as_json(findings: Sequence[Finding], anchors: Anchors, source: str) -> str:
+    """`document` as text."""
+    return json.dumps(document(findings, anchors, source), indent=2, ensure_ascii=False)
+
+
+def as_text(findings: Sequence[Finding], anchors: Anchors) -> str:
+    """One paragraph per finding, the worst first, then by time."""
+    if not findings:
+        return "nothing found\n"
+    ordered = sorted(findings, key=lambda one: (-one.severity, one.t0))
+    paragraphs = ["\n".join(_paragraph(finding, anchors)) for finding in ordered]
+    return "\n\n".join([_count(findings), *paragraphs]) + "\n"
+
+
+def as_markdown(findings: Sequence[Finding], anchors: Anchors, source: str) -> str:
+    """A section per finding for a ticket."""
+    lines = [f"## opusmon triage of {_escaped(source)}", "", _count(findings)]
+    for finding in sorted(findings, key=lambda one: (-one.severity, one.t0)):
+        lines += [
+            "",
+            f"### {SIGNS[finding.severity]} {_escaped(finding.title)}",
+            "",
+            f"- **when** {when(finding, anchors)}",
+            f"- **what** {_escaped(finding.subject)} (`{finding.rule}`, {SEVERITIES[finding.severity]})",
+            *(f"- **evidence** {_escaped(words(one))}" for one in finding.evidence),
+            f"- **likely cause** {_escaped(finding.cause)}",
+            f"- **next** {_escaped(finding.next)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def when(finding: Finding, anchors: Anchors) -> str:
+    """`14:03:21 - 14:05:02 (1m41s), still so`."""
+    length = format_duration(finding.t1 - finding.t0)
+    begin, end = (format_wall(anchors, t) for t in (finding.t0, finding.t1))
+    still = ", still so at the end" if finding.open else ""
+    return f"{begin} - {end} ({length}){still}" if finding.t1 > finding.t0 else f"{begin}{still}"
+
+
+def words(one: Evidence) -> str:
+    """`hbm_bw_pct 97.1 % (limit 95 %), gpu`."""
+    value = one.value if isinstance(one.value, str) else _measure(one.value, one.unit)
+    limit = "" if math.isnan(one.threshold) else f" (limit {_measure(one.threshold, one.unit)})"
+    source = f", {one.source}" if one.source else ""
+    return plain(f"{one.name} {value}{limit}{source}")
+
+
+def _measure(value: float, unit: str) -> str:
+    """A number with its unit; nanoseconds as people say them."""
+    if unit == "ns" and math.isfinite(value):
+        return format_duration(int(value))
+    return f"{number(value)} {unit}".rstrip()
+
+
+def number(value: float) -> str:
+    """Up to four digits that matter; thousands apart."""
+    if math.isnan(value):
+        return "--"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    counts = {level: sum(one.severity == level for one in findings) for level in (CRIT, WARN, NOTE)}
+    names = {CRIT: "critical", WARN: "warnings", NOTE: "notes"}
+    said = ", ".join(f"{count} {names[level]}" for level, count in counts.items() if count)
+    return (
+        f"{len(findings)} finding{'s' if len(findings) != 1 else ''}: {said}" if findings else "nothing found"
+    )
+
+
+def _paragraph(finding: Finding, anchors: Anchors) -> Iterator[str]:
+    yield f"{SIGNS[finding.severity]:<3}{when(finding, anchors)}  {plain(finding.subject)}  [{finding.rule}]"
+    yield from _wrapped("", finding.title)
+    for one in finding.evidence:
+        yield from _wrapped("- ", words(one))
+    yield from _wrapped("likely: ", finding.cause)
+    yield from _wrapped("next: ", finding.next)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        plain(text),
+        _WIDTH,
+        initial_indent=f"   {head}",
+        subsequent_indent=" " * (3 + len(head)),
+        break_on_hyphens=False,
+    )
+
+
+def _escaped(text: str) -> str:
+    """Names from outside must not become markup."""
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|" else char for char in plain(text))

@@ -1,0 +1,89 @@
+"""The rules at work on a session that grows, or one that is read piece by piece: what they have found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from opusmon.triage.finding import Finding, merge
+from opusmon.triage.run import PIECE_NS, rules, run_rule
+from opusmon.triage.scene import Scene, View
+
+KEEP = 2000
+"""Findings kept, the newest ones: a night in which everything is wrong must not fill the memory."""
+
+
+class Watch:
+    """Findings of a session, up to where it has been looked at.
+
+    Args:
+        view: the session.
+        limits: thresholds in force; the usual ones by default.
+
+    Attributes:
+        findings: in the order of time.
+        version: grows whenever `findings` changes.
+        until: looked at up to here, monotonic ns; None before the first look.
+    """
+
+    def __init__(self, view: View, limits: Mapping[str, float] | None = None) -> None:
+        self._view = view
+        self._limits = limits
+        self._by_rule: dict[str, list[Finding]] = {}
+        self.findings: list[Finding] = []
+        self.version = 0
+        self.until: int | None = None
+
+    def advance(self, t0: int, t1: int) -> bool:
+        """Look at what is new, ten minutes of it at most.
+
+        Args:
+            t0: start of the session, monotonic ns.
+            t1: its end now.
+
+        Returns:
+            Whether all up to `t1` has been looked at.
+        """
+        begin = t0 - 1 if self.until is None else self.until
+        end = min(t1, begin + PIECE_NS)
+        if end <= begin:
+            return True
+        scenes: dict[int, Scene] = {}
+        changed = False
+        for one in rules().values():
+            start = max(t0 - 1, begin - one.lookback_ns)
+            if start not in scenes:
+                scenes[start] = Scene(
+                    self._view, start, end, *(() if self._limits is None else (self._limits,))
+                )
+            held = self._by_rule.get(one.name, [])
+            fresh = merge(run_rule(one, scenes[start]), one.join_ns)
+            if not fresh and not any(finding.open for finding in held):
+                continue
+            now = merge([*_settled(held), *fresh], one.join_ns)
+            changed |= now != held
+            self._by_rule[one.name] = now[-KEEP:]
+        self.until = end
+        if changed:
+            self._gather()
+        return end == t1
+
+    def worst(self, t: int) -> tuple[int, int]:
+        """How many findings cover an instant, and the worst severity among them; (0, 0) when there is none."""
+        now = [
+            finding.severity
+            for finding in self.findings
+            if finding.t0 <= t and (finding.open or t <= finding.t1)
+        ]
+        return len(now), max(now, default=0)
+
+    def _gather(self) -> None:
+        every = [finding for found in self._by_rule.values() for finding in found]
+        every.sort(key=lambda one: (one.t0, -one.severity, one.rule, one.subject))
+        self.findings = every[-KEEP:]
+        self.version += 1
+
+
+def _settled(held: list[Finding]) -> list[Finding]:
+    """What was found before, as closed: what still holds is found again, as open."""
+    return [replace(finding, open=False) if finding.open else finding for finding in held]

@@ -1,0 +1,71 @@
+"""What the rules found, on the screen: marks, a list, one in full."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from opusmon.clock import Anchors
+from opusmon.times import format_wall
+from opusmon.triage.finding import Finding
+from opusmon.triage.report import when, words
+from opusmon.triage.severity import CRIT, NOTE, WARN
+from opusmon.ui.text import Line, clean, cut
+
+FINDING_MARKS: dict[int, tuple[str, str]] = {CRIT: ("!!", "bad"), WARN: ("!", "warn"), NOTE: ("i", "mark")}
+"""Severity to sign and style."""
+KINDS: dict[int, str] = {CRIT: "critical", WARN: "warning", NOTE: "info"}
+"""Severity to the kind of its mark on the time bar."""
+_ROOM = 104
+NONE_YET = "the rules have found nothing in what has been looked at"
+
+
+def covering(findings: Iterable[Finding], t: int) -> list[Finding]:
+    """Those that hold at an instant, the worst first."""
+    now = [one for one in findings if one.t0 <= t and (one.open or t <= one.t1)]
+    return sorted(now, key=lambda one: (-one.severity, one.t0))
+
+
+def sheet_lines(findings: list[Finding], anchors: Anchors, t: int, progress: str) -> list[Line]:
+    """All findings, those at the playhead first and in full, the others by time.
+
+    Args:
+        findings: in the order of time.
+        anchors: of the session.
+        t: the playhead, monotonic ns.
+        progress: how far the session has been looked at, "" for all of it.
+    """
+    lines: list[Line] = [((progress, "dim"),)] if progress else []
+    if not findings:
+        return [*lines, ((NONE_YET, "dim"),)]
+    now = covering(findings, t)
+    if now:
+        lines.append(((f"at {format_wall(anchors, t)}", "title"),))
+        for one in now:
+            lines.extend(_full(one, anchors))
+    others = [one for one in findings if one not in now]
+    if others:
+        lines.append((("at other times (n and N go there)", "title"),))
+        lines.extend(_short(one, anchors) for one in others)
+    return lines
+
+
+def _short(one: Finding, anchors: Anchors) -> Line:
+    sign, style = FINDING_MARKS[one.severity]
+    return (
+        (f"{sign:<3}", style),
+        (f"{format_wall(anchors, one.t0)}  ", "label"),
+        (cut(clean(one.title), _ROOM - 14), "value"),
+    )
+
+
+def _full(one: Finding, anchors: Anchors) -> Iterator[Line]:
+    sign, style = FINDING_MARKS[one.severity]
+    yield ((f"{sign:<3}", style), (cut(clean(one.title), _ROOM), "value"))
+    yield ((f"   {clean(one.subject)}  {when(one, anchors)}", "label"),)
+    for evidence in one.evidence:
+        yield ((f"   {cut(clean(words(evidence)), _ROOM)}", "dim"),)
+    for head, text in (("likely", one.cause), ("next", one.next)):
+        for n, line in enumerate(textwrap.wrap(clean(text), _ROOM - 10)):
+            yield ((f"   {head if n == 0 else '':<7}", "label"), (line, "value" if head == "next" else ""))
+    yield ()
