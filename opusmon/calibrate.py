@@ -21,6 +21,7 @@ from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
 from opusmon.collectors.ebpf.stream_timing import LaunchTimes
 from opusmon.quantiles import Buckets
+from opusmon.text import printable
 from opusmon.times import format_duration
 
 LIMIT = "launch_call_us"
@@ -174,7 +175,7 @@ def render(calibration: Calibration) -> str:
     timed = f"timed for {calibration.timed_s:.0f} s of {calibration.seconds:.0f} s"
     lines = [
         f"{found.samples:,} launch calls of {who}, {timed}",
-        *(_line(f"{one.pid} {_plain(one.name)}", one.calls) for one in calibration.processes),
+        *(_line(f"{one.pid} {printable(one.name)}", one.calls) for one in calibration.processes),
     ]
     if count > 1:
         lines.append(_line("all", calls))
@@ -183,10 +184,6 @@ def render(calibration: Calibration) -> str:
     lines += _proposed(found)
     lines.append("Times run from entry to return and include some 0.8 us that the probes take themselves.")
     return "\n".join(lines) + "\n"
-
-
-def _plain(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _line(name: str, calls: Buckets) -> str:
@@ -231,7 +228,7 @@ def document(calibration: Calibration) -> dict[str, Any]:
             "toml": toml_line(found),
         },
         "processes": [
-            {"pid": one.pid, "name": _plain(one.name), "bins": _bins(one.calls)}
+            {"pid": one.pid, "name": printable(one.name), "bins": _bins(one.calls)}
             for one in calibration.processes
         ],
     }

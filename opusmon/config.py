@@ -15,6 +15,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "probe-budget": (int, float),
     "stall-threshold": str,
     "deep": bool,
+    "bank-conflicts": bool,
     "sudo": bool,
     "engine": list,
     "no-discover": bool,

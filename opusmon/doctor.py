@@ -15,6 +15,7 @@ from opusmon import __version__
 from opusmon.collectors import facilities, nvml_check, stalls, streams
 from opusmon.collectors.base import Unavailable
 from opusmon.collectors.facility import Facility, Host
+from opusmon.text import printable
 
 WIDTH = 80
 FORMAT = 1
@@ -131,7 +132,7 @@ def _entry(facility: Facility) -> Iterator[str]:
     """State, name and what was found; below it why and how to mend it, unless all is well."""
     head = f"  {facility.state:<8}{facility.name:<{_NAME_COLUMNS}}"
     room = WIDTH - len(head)
-    yield f"{head}{_fitted(_plain(facility.found), room)}".rstrip()
+    yield f"{head}{_fitted(printable(facility.found), room)}".rstrip()
     if facility.state == "ok":
         return
     if facility.reason:
@@ -156,18 +157,13 @@ def _remedy(remedy: str) -> Iterator[str]:
 
 def _wrapped(label: str, text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        _plain(text), WIDTH, initial_indent=indent + label, subsequent_indent=indent + " " * len(label)
+        printable(text), WIDTH, initial_indent=indent + label, subsequent_indent=indent + " " * len(label)
     )
 
 
 def _fitted(text: str, room: int) -> str:
     """The text, or when it is too long its end, which is the telling part of a path."""
     return text if len(text) <= room else "..." + text[-(room - 3) :]
-
-
-def _plain(text: str) -> str:
-    """Without control characters, which names and environment variables may hold."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _with_answer(facility: Facility, answer: nvml_check.Answer) -> Facility:

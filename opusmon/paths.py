@@ -40,8 +40,8 @@ def theme_dirs() -> list[Path]:
 
 
 def demo_file() -> Path:
-    """The bundled session, recorded on two H200s."""
-    return Path(__file__).parent / "demo" / "h200x2.opusmon"
+    """The bundled session: a server on two H200s that runs out of memory, recorded whole."""
+    return Path(__file__).parent / "demo" / "incident.opusmon"
 
 
 NETWORK_TYPES = frozenset(

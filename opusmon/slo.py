@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from opusmon.schema import Rows
+from opusmon.text import printable
 from opusmon.times import TimeError, parse_duration
 
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -126,7 +127,7 @@ def parse_slo(text: str) -> Slo:
         ValueError: it is none; the text is one line that says why and what to write.
     """
     plain = "".join(text.split()).lower()[:64]
-    shown = "".join(char if char.isprintable() else "?" for char in plain)
+    shown = printable(plain)
     body, slash, period = plain.partition("/")
     period_ns = _period(shown, period) if slash else PERIOD_NS
     errors = _ERRORS.fullmatch(body)

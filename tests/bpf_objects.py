@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from opusmon.collectors.ebpf import prebuilt, stall_maps, stream_table
+from opusmon.collectors.ebpf import prebuilt, source_text, stall_maps, stream_table
 
 MACHINES = ("x86_64", "aarch64")
 SOURCES: dict[str, Callable[[str], list[str]]] = {
@@ -50,16 +50,16 @@ def clang_version() -> str:
     return match[1] if match else ""
 
 
-def compiled(name: str, machine: str, folder: Path = prebuilt.SOURCES) -> bytes:
-    """The object of a source in `folder` for a machine."""
-    source = folder / f"{name}.bpf.c"
+def compiled(name: str, machine: str, folder: Path = source_text.SOURCES) -> bytes:
+    """The object of a source in `folder`, whose headers lie where ours do, for a machine."""
+    source = (folder / f"{name}.bpf.c").read_text(encoding="utf-8")
+    text = source_text.inlined(source, source_text.read_from(source_text.SOURCES))
     triplet = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
-    include = [f"-I{prebuilt.SOURCES}", f"-I/usr/include/{triplet}"]
-    flags = [*_FLAGS, f"-DMACHINE_{machine}", *SOURCES[name](machine), *include]
+    flags = [*_FLAGS, f"-DMACHINE_{machine}", *SOURCES[name](machine), f"-I/usr/include/{triplet}"]
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "object"
         command = ["clang", *flags, "-x", "c", "-", "-c", "-o", str(place)]
-        subprocess.run(command, input=source.read_bytes(), check=True)
+        subprocess.run(command, input=text.encode("utf-8"), check=True)
         strip = ["llvm-strip", "-g", "--discard-all", "-R", ".BTF.ext", "-R", ".llvm_addrsig"]
         subprocess.run([*strip, str(place)], check=True)
         return place.read_bytes()

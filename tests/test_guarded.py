@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sessions import h200x2
 
 from opusmon.channels import BY_NAME, GPU
 from opusmon.clock import NS, ManualClock
 from opusmon.guarded import GuardedStore
-from opusmon.paths import demo_file
 from opusmon.recording import Recorder, Recording
 from opusmon.schema import Batch, Channel, Field, StringTable
 from opusmon.session import ReplaySession
@@ -50,7 +50,7 @@ def arbitrary_rows(channel, t0, texts, n=40):
 @pytest.mark.parametrize("change", ["drop", "retype"])
 def test_a_session_of_another_version_is_drawn_as_far_as_it_goes(tmp_path, name, change):
     """Every field of every channel, dropped or of another type in turn."""
-    original = Recording.open(STREAMS if name == "stream" else demo_file())
+    original = Recording.open(STREAMS if name == "stream" else h200x2())
     if name in original.channels:
         rows = original.query(name, 0, original.t0 + 70 * NS)
     else:
@@ -100,7 +100,7 @@ def test_a_missing_column_is_missing_and_not_zero(tmp_path):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_file_that_is_damaged_while_it_is_shown(tmp_path, seed):
     path = tmp_path / "copy.opusmon"
-    path.write_bytes(demo_file().read_bytes())
+    path.write_bytes(h200x2().read_bytes())
     session = ReplaySession(Recording.open(path), ManualClock(), follow=True)
     t = session.window.t1
     rng = random.Random(seed)
@@ -120,7 +120,7 @@ def test_a_file_that_is_damaged_while_it_is_shown(tmp_path, seed):
 
 def test_what_cannot_be_read_is_said(tmp_path):
     path = tmp_path / "copy.opusmon"
-    path.write_bytes(demo_file().read_bytes())
+    path.write_bytes(h200x2().read_bytes())
     session = ReplaySession(Recording.open(path), ManualClock())
     os.truncate(path, 30_000)
     assert len(session.window.query("gpu", 0, session.window.t1)) == 0

@@ -21,14 +21,19 @@ VAGUE = {"Manager", "Handler", "Helper", "Processor", "Utils", "Data", "Info"}
 """Words of no meaning in the field: not used in names of classes and modules."""
 
 
-def loaded(code: str) -> set[str]:
-    """Top-level modules in `sys.modules` after a fresh interpreter has run some code."""
-    script = f"{code}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}), file=sys.stderr)\n"
+def modules_of(code: str) -> set[str]:
+    """`sys.modules` after a fresh interpreter has run some code."""
+    script = f"{code}\nimport sys\nprint(*sorted(sys.modules), file=sys.stderr)\n"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=TREE
     )
     assert done.returncode == 0, done.stderr
     return set(done.stderr.splitlines()[-1].split())
+
+
+def loaded(code: str) -> set[str]:
+    """Top-level modules after a fresh interpreter has run some code."""
+    return {name.partition(".")[0] for name in modules_of(code)}
 
 
 def test_the_measure_sees_an_import() -> None:
@@ -75,6 +80,13 @@ def test_help_loads_no_screen_and_no_driver(argv: list[str]) -> None:
 )
 def test_nothing_below_the_screen_loads_it_or_a_driver(module: str) -> None:
     assert loaded(f"import {module}") & SCREEN == set()
+
+
+@pytest.mark.parametrize("name", ["host", "engine", "proxy", "canary", "otlp"])
+def test_collectors_in_need_of_no_gpu_or_probes_load_neither_package(name: str) -> None:
+    modules = modules_of(f"import opusmon.collectors.{name}")
+    assert f"opusmon.collectors.{name}" in modules
+    assert not modules & {"opusmon.collectors.gpu", "opusmon.collectors.ebpf"}
 
 
 def test_examining_a_host_loads_no_driver() -> None:
@@ -171,5 +183,5 @@ def test_names_mean_something() -> None:
 
 
 def test_no_module_is_over_600_lines() -> None:
-    package = [path for path in sources(".py") if path.is_relative_to(TREE / "opusmon")]
+    package = [path for path in sources(".py", ".c", ".h") if path.is_relative_to(TREE / "opusmon")]
     assert [path.name for path in package if path.read_text(encoding="utf-8").count("\n") > 600] == []

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from opusmon import config
 from opusmon.cli import arguments
-from opusmon.cli.words import ERROR, OK, CliError, printable
+from opusmon.cli.words import ERROR, OK, CliError
+from opusmon.text import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +59,11 @@ def _expected(error: Exception) -> bool:
     from opusmon.sudo import SudoRefused
     from opusmon.times import TimeError
 
-    if type(error).__name__ in ("CanaryRefused", "LimitError"):  # known without loading their modules
+    if type(error).__name__ in (
+        "CanaryRefused",
+        "LimitError",
+        "ExplainError",
+    ):  # known without loading their modules
         return True
     expected = CliError | ConfigError | RecordingError | NothingToWatch | SudoRefused | TimeError | OSError
     return isinstance(error, expected)

@@ -13,11 +13,12 @@ from opusmon.cli.words import speed
 EPILOG = """\
 examples:
   opusmon                          watch this host and record
-  opusmon demo                     a recorded session of two H200s; no GPU, no root, no network
+  opusmon demo                     a recorded incident on two H200s; no GPU, no root, no network
   opusmon record -o night.opusmon --duration 8h
   opusmon replay night.opusmon --at 03:12
   opusmon replay --follow FILE     watch what another process records
   opusmon triage night.opusmon     what was wrong, since when, and what to look at
+  opusmon explain night.opusmon --from 03:10 --to 03:20
   opusmon dump night.opusmon --channel gpu --from -10m --format csv
   opusmon --proxy http://127.0.0.1:8000   and point clients at http://127.0.0.1:8788
   opusmon probe --base-url http://127.0.0.1:8000 --model M --sweep 1k,4k,16k
@@ -148,6 +149,11 @@ def _probing(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--deep", action="store_true", help="L2 and HBM bytes from the hardware counters, at a price"
     )
+    group.add_argument(
+        "--bank-conflicts",
+        action="store_true",
+        help="shared-memory bank conflicts instead of those (implies --deep)",
+    )
 
 
 def _measuring_requests(parser: argparse.ArgumentParser) -> None:
@@ -258,7 +264,9 @@ def _files(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     replay.add_argument("--follow", action="store_true", help="stay at the newest row while it is written")
     _screen(replay)
-    demo = _verb(verbs, "demo", files.demo, "replay the bundled session: two H200s under a known load")
+    demo = _verb(
+        verbs, "demo", files.demo, "replay the bundled session: a server on two H200s that runs out of memory"
+    )
     demo.add_argument("--at", metavar="TIME", help="where to start, paused there")
     demo.add_argument(
         "--speed", type=speed, default=1.0, metavar="N", help="session seconds per second (default 1)"
@@ -274,6 +282,7 @@ def _files(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     dump.add_argument("--to", dest="end", metavar="TIME", help="rows up to this time")
     dump.add_argument("--format", choices=("csv", "ndjson"), default="csv", help="default csv")
     _conclusions(verbs)
+    _explaining(verbs)
     salvage = _verb(
         verbs, "salvage", files.rescue, "rescue what a truncated or damaged recording still holds"
     )
@@ -298,6 +307,29 @@ def _conclusions(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     found.add_argument("--limits", type=Path, metavar="TOML", help="changed thresholds: name = number")
     found.add_argument("--limits-help", action="store_true", help="list the thresholds with their reasons")
+
+
+def _explaining(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    told = _verb(
+        verbs, "explain", triage.explain, "what moved first in a range of a recording, against the one before"
+    )
+    told.add_argument("file", type=Path, metavar="FILE")
+    told.add_argument(
+        "--from", dest="begin", required=True, metavar="TIME", help="the range in question begins"
+    )
+    told.add_argument("--to", dest="end", required=True, metavar="TIME", help="it ends")
+    told.add_argument(
+        "--before",
+        nargs=2,
+        metavar=("TIME", "TIME"),
+        help="compare with this range (default: as long, just before)",
+    )
+    told.add_argument("--json", action="store_true", help="for programs")
+    group = told.add_argument_group("a model's reading of it, through the Messages API; spends tokens")
+    group.add_argument("--llm", action="store_true", help="ask for hypotheses and next checks")
+    group.add_argument("--model", metavar="MODEL", help="which model")
+    group.add_argument("--dry-run", action="store_true", help="show what would be sent, and send nothing")
+    group.add_argument("--names", action="store_true", help="send process and model names as they are")
 
 
 def _host(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

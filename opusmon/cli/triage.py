@@ -43,6 +43,40 @@ def triage(args: argparse.Namespace) -> int:
     return FINDINGS if any(one.severity >= LEVELS[args.fail_on] for one in found) else OK
 
 
+def explain(args: argparse.Namespace) -> int:
+    """`opusmon explain`."""
+    import json
+
+    from opusmon.times import parse_time
+    from opusmon.triage import narrate
+    from opusmon.triage.explain import explain as compare
+    from opusmon.triage.sequence import render, to_json
+    from opusmon.window import Window
+
+    if args.llm and not args.model:
+        raise CliError("--llm needs --model, as the server names it")
+    with open_recording(args.file) as recording:
+
+        def at(text: str) -> int:
+            return parse_time(text, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+
+        before = (at(args.before[0]), at(args.before[1])) if args.before else None
+        told = compare(Window.over(recording), at(args.begin), at(args.end), before)
+        if args.json:
+            print(json.dumps(to_json(told), indent=2, ensure_ascii=False))
+            return OK
+        if not args.llm:
+            print(render(told))
+            return OK
+        prompt = narrate.preview(told, args.model, mask=not args.names)
+        try:
+            for part in narrate.parts(told, prompt, dry_run=args.dry_run):
+                print(part)
+        except narrate.NarrateError as error:  # the report above stands alone
+            print(f"opusmon: {error}", file=sys.stderr)
+    return OK
+
+
 def _progress(done: int, total: int) -> None:
     if total > 2 and sys.stderr.isatty():
         print(f"\r{100 * done // total:3d} %", end="" if done < total else "\r", file=sys.stderr, flush=True)

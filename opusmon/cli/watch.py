@@ -155,7 +155,10 @@ def _options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
             "per_hour": args.probe_per_hour,
         },
         "otlp": {"listen": args.otlp_listen},
-        "l2": {"deep": args.deep or None},
+        "l2": {
+            "deep": args.deep or args.bank_conflicts or None,
+            "bank_conflicts": args.bank_conflicts or None,
+        },
     }
     return {
         name: {option: value for option, value in words.items() if value is not None}

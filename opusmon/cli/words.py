@@ -18,11 +18,6 @@ class CliError(Exception):
     """One line for the person at the terminal."""
 
 
-def printable(text: str) -> str:
-    """Text that may hold names from a file, without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def write_private(path: Path, text: str) -> None:
     """A picture shows host and process names: it is for its owner, as the recording is."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:

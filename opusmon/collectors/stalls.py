@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -13,10 +13,10 @@ from opusmon.clock import NS, Clock
 from opusmon.collectors import streams
 from opusmon.collectors.base import Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes, tracefs
+from opusmon.collectors.ebpf.errands import Errands
 from opusmon.collectors.ebpf.libcuda import LIBSSL, Scan, Scanner
 from opusmon.collectors.ebpf.maps import Table
 from opusmon.collectors.ebpf.names import Names
-from opusmon.collectors.ebpf.notes import Key, Notes
 from opusmon.collectors.ebpf.ring import Ring
 from opusmon.collectors.ebpf.stacks import Symboliser
 from opusmon.collectors.ebpf.stall_cost import StallMeter
@@ -38,6 +38,7 @@ from opusmon.collectors.ebpf.stall_rows import Interner, Sieve, Stall, from_even
 from opusmon.collectors.ebpf.stall_warm import AFTER_NS, QUIET_NS, Lives
 from opusmon.collectors.ebpf.stall_words import sequence
 from opusmon.collectors.facilities import Host
+from opusmon.collectors.notes import Key, Notes
 from opusmon.schema import Batch, Channel, StringTable
 
 MIN_INTERVAL_NS = 250_000_000
@@ -122,7 +123,6 @@ class StallsCollector:
         self._lost = 0
         self._open: list[OpenWait] = []
         self._stalls: list[Stall] = []
-        self._jobs: set[asyncio.Task[None]] = set()
         self._switching: set[Sampled] = set()
 
     @classmethod
@@ -137,7 +137,7 @@ class StallsCollector:
             ProbesUnavailable: the probes cannot be compiled or loaded.
         """
         tracefs.ensure()  # what comes of it is seen at each tracepoint
-        self._pool = ThreadPoolExecutor(1, "ebpf")  # the backend is for one thread, and its calls block
+        self._errands = Errands("ebpf")
         self._reading = ThreadPoolExecutor(1, "symbols")
         self._meter = StallMeter(self.name, self._clock, self._interval_ns)
         try:
@@ -150,28 +150,25 @@ class StallsCollector:
 
     def _close(self) -> None:
         """Remove the probes; the kernel takes about 0.1 s for each."""
-        for job in self._jobs:
-            job.cancel()
+        self._errands.cancel()
         self._reading.shutdown(wait=True, cancel_futures=True)
         self._symboliser.close()
         if self._ring is not None:
             self._ring.close()
-        if self._probes is not None:
-            self._pool.submit(self._probes.close)
-        self._pool.shutdown(wait=True)
+        self._errands.close(self._probes.close if self._probes is not None else None)
 
     # A turn
 
     async def _turn(self, tick: Tick) -> list[Batch]:
         now = self._clock.now()
         self._meter.late += tick.late
-        self._reap()
+        self._errands.reap()
         found: list[Batch | None] = []
         if self._maps is not None:
             found.append(await self._rows(self._maps, now))
         if self._scanned_at is not None and now - self._scanned_at >= SCAN_NS - self._interval_ns // 2:
             self._scanned_at = None
-            self._start(self._look())
+            self._errands.start(self._look())
         self._note()
         if said := self._notes.due(now):
             found.append(status_batch(now, said, self.strings))
@@ -273,11 +270,11 @@ class StallsCollector:
             wanted = self._ration.wanted(group, hits, self._read_at, now, cheap=self._probes.cheap)
             if wanted != self._probes.is_on(group) and group not in self._switching:
                 self._switching.add(group)
-                self._start(self._set(self._probes, group, wanted))
+                self._errands.start(self._set(self._probes, group, wanted))
 
     async def _set(self, setter: StallProbes, group: Sampled, on: bool) -> None:
         self._ration.since[group] = None
-        await self._aside(setter.switch, group, on)
+        await self._errands.run(setter.switch, group, on)
         self._ration.since[group] = self._clock.now() if on else None
         self._switching.discard(group)
 
@@ -286,13 +283,13 @@ class StallsCollector:
     async def _look(self) -> None:
         """Find the processes that matter, and probe the libraries that are new."""
         now = self._clock.now()
-        self._scan = await self._aside(self._scanner.scan, now)
+        self._scan = await self._errands.run(self._scanner.scan, now)
         pids = self._scan.processes.keys() | self._only_pids
-        self._tls_scan = await self._aside(self._tls_scanner.scan, now, pids)
+        self._tls_scan = await self._errands.run(self._tls_scanner.scan, now, pids)
         if self._scan.processes or self._tls_scan.processes:
             if self._probes is None:
-                self._probes = await self._aside(self._load)
-            await self._aside(self._probes.follow, self._scan, self._tls_scan)
+                self._probes = await self._errands.run(self._load)
+            await self._errands.run(self._probes.follow, self._scan, self._tls_scan)
             if self._maps is None:
                 self._begin(self._probes)
         self._scanned_at = now
@@ -307,23 +304,10 @@ class StallsCollector:
         self._read_at = self._clock.now()
         self._ration.since = dict.fromkeys(GROUPS, self._read_at)
         self._maps = setter.maps
-        self._start(self._drains(setter.maps))
-
-    async def _aside(self, function: Callable[..., Any], *words: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *words)
+        self._errands.start(self._drains(setter.maps))
 
     async def _read(self, function: Callable[..., Any], *words: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._reading, function, *words)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._jobs.add(asyncio.create_task(work))
-
-    def _reap(self) -> None:
-        """Forget finished jobs; the failure of one ends the collector."""
-        done = {job for job in self._jobs if job.done()}
-        self._jobs -= done
-        for job in done:
-            job.result()
 
     def _note(self) -> None:
         said = statements(self._sight())

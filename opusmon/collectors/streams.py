@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Literal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
 
 from opusmon.channels import COST, STATUS, STREAM
 from opusmon.clock import NS, Clock
@@ -14,15 +13,16 @@ from opusmon.collectors.base import Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.attach import Libraries
 from opusmon.collectors.ebpf.budget import CHEAP_HIT_NS, DEAR_HIT_NS, Budget, Bursts
+from opusmon.collectors.ebpf.errands import Errands
 from opusmon.collectors.ebpf.libcuda import Scan, Scanner
 from opusmon.collectors.ebpf.meter import Meter
 from opusmon.collectors.ebpf.names import Names
-from opusmon.collectors.ebpf.notes import Notes
 from opusmon.collectors.ebpf.stream_rows import Coverage
 from opusmon.collectors.ebpf.stream_table import StreamTable, cflags
 from opusmon.collectors.ebpf.stream_timing import BURST_NS, TimedBursts, TimedLaunches
 from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.facilities import Host, lacking
+from opusmon.collectors.notes import Notes, hidden
 from opusmon.schema import Batch, Channel, StringTable
 
 NEEDS = (
@@ -111,7 +111,6 @@ class StreamsCollector:
         self._timed: TimedLaunches | None = None
         self._table: StreamTable | None = None
         self._read_at = 0
-        self._jobs: set[asyncio.Task[None]] = set()
 
     @classmethod
     def probe(cls) -> Unavailable | None:
@@ -124,7 +123,7 @@ class StreamsCollector:
         Raises:
             ProbesUnavailable: the probes cannot be loaded.
         """
-        self._pool = ThreadPoolExecutor(1, "ebpf")  # the backend is for one thread, and its calls block
+        self._errands = Errands("ebpf")
         self._meter = Meter(self.name, self._clock, self._interval_ns)
         try:
             await self._look()
@@ -136,10 +135,7 @@ class StreamsCollector:
 
     def _close(self) -> None:
         """Remove the probes; the kernel takes about 0.1 s for each."""
-        for job in self._jobs:
-            job.cancel()
-        self._pool.submit(self._release)
-        self._pool.shutdown(wait=True)
+        self._errands.close(self._release)
 
     def _release(self) -> None:
         if self._backend is not None:
@@ -153,12 +149,12 @@ class StreamsCollector:
     def _turn(self, tick: Tick) -> Iterator[Batch]:
         now = self._clock.now()
         self._meter.late += tick.late
-        self._reap()
+        self._errands.reap()
         if self._table is not None:
             yield from self._streams(self._table, now, tick)
         if self._scanned_at is not None and now - self._scanned_at >= SCAN_NS - self._interval_ns // 2:
             self._scanned_at = None
-            self._start(self._look())
+            self._errands.start(self._look())
         self._note()
         if said := self._notes.due(now):
             yield status_batch(now, said, self.strings)
@@ -199,12 +195,12 @@ class StreamsCollector:
             bursts.allow(self._budget.allowed_pct(group))
             bursts.measured(count, dt_ns, self._hit_ns)
             if not bursts.wanted:
-                self._start(self._switch_off(group))
+                self._errands.start(self._switch_off(group))
         else:
             bursts.passed(count)
         if bursts.soon:
             margin = min(MARGIN_NS, self._interval_ns // 4)
-            self._start(self._switch_on(group, (next_due - margin - self._clock.now()) / NS))
+            self._errands.start(self._switch_on(group, (next_due - margin - self._clock.now()) / NS))
 
     def _allow_timing(self, hits: int, dt_ns: int, hit_ns: int) -> float:
         self._budget.saw("timing", hits, dt_ns, hit_ns)
@@ -214,12 +210,12 @@ class StreamsCollector:
         assert self._libraries is not None  # noqa: S101  (it was on)
         self._since[group] = None
         self._tell()
-        await self._aside(self._libraries.switch, group, False)
+        await self._errands.run(self._libraries.switch, group, False)
 
     async def _switch_on(self, group: _Sampled, wait_s: float) -> None:
         assert self._libraries is not None  # noqa: S101  (it was on before)
         await asyncio.sleep(max(0.0, wait_s))
-        await self._aside(self._libraries.switch, group, True)
+        await self._errands.run(self._libraries.switch, group, True)
         self._since[group] = self._clock.now()
         self._tell()
 
@@ -232,18 +228,18 @@ class StreamsCollector:
     async def _look(self) -> None:
         """Find the processes that use CUDA, and probe the libraries that are new."""
         now = self._clock.now()
-        self._scan = await self._aside(self._scanner.scan, now)
+        self._scan = await self._errands.run(self._scanner.scan, now)
         if self._scan.processes:
             libraries = self._libraries or await self._load()
-            await self._aside(libraries.follow, self._scan)
+            await self._errands.run(libraries.follow, self._scan)
             if self._timed is not None:
-                await self._aside(self._timed.follow, self._scan)
+                await self._errands.run(self._timed.follow, self._scan)
             if self._table is None:
                 self._begin()
         self._scanned_at = now
 
     async def _load(self) -> Libraries:
-        self._backend = await self._aside(self._make_backend, self.name, cflags())
+        self._backend = await self._errands.run(self._make_backend, self.name, cflags())
         self._libraries = Libraries(self._backend, ENTRIES, self._scanner.open)
         self._libraries.on |= {"launch", "poll"}
         self._timed = TimedLaunches(self._backend, self._scanner.open)
@@ -257,31 +253,16 @@ class StreamsCollector:
         self._since = dict.fromkeys(_SAMPLED, self._read_at)
         self._tell()
         if self._timed is not None:
-            words = (self._timed, self._table, self._clock, self._aside, self._allow_timing)
+            words = (self._timed, self._table, self._clock, self._errands.run, self._allow_timing)
             self._timing = TimedBursts(*words)
-            self._start(self._timing.run())
-
-    async def _aside(self, function: Callable[..., Any], *words: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *words)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._jobs.add(asyncio.create_task(work))
-
-    def _reap(self) -> None:
-        """Forget finished jobs; the failure of one ends the collector."""
-        done = {job for job in self._jobs if job.done()}
-        self._jobs -= done
-        for job in done:
-            job.result()
+            self._errands.start(self._timing.run())
 
     # What it says about itself
 
     def _note(self) -> None:
         self._notes.put(("", "", ""), "ok", self._sight())
-        hidden = self._scan.hidden
-        if hidden:
-            text = f"processes that may not be looked into: {hidden}"
-            self._notes.put(("", "", "hidden"), "no_permission", text)
+        if self._scan.hidden:
+            self._notes.put(("", "", "hidden"), *hidden(self._scan.hidden))
         else:
             self._notes.drop(("", "", "hidden"))
         for libraries in (self._timed, self._libraries):

@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol, TextIO
 
 from opusmon.clock import NS, Anchors
 from opusmon.schema import Batch, Channel, Field, Rows, StringTable
+from opusmon.text import printable
 from opusmon.window import Described
 
 Format = Literal["csv", "ndjson"]
@@ -70,7 +71,7 @@ def dump(
         raise ExportError(f"no format {fmt!r}; there are {', '.join(FORMATS)}")
     write = (_csv if fmt == "csv" else _ndjson)(columns(known), out)
     wall = _WallText(recording.anchors, tz)
-    clean = _printable if out.isatty() else _encodable
+    clean = printable if out.isatty() else _encodable
     count = 0
     for batch in recording.batches(t0, t1, [channel]):
         rows = _between(batch.rows, t0, t1)
@@ -123,11 +124,6 @@ def _values(rows: Rows, field: Field, strings: StringTable, clean: Callable[[str
 def _encodable(text: str) -> str:
     """Text that every UTF-8 stream takes: a lone surrogate, from a name that was not UTF-8, becomes an escape."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _printable(text: str) -> str:
-    """Text that a terminal shows and does not obey; it may come from a hostile file or process name."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _between(rows: Rows, t0: int, t1: int) -> Rows:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from opusmon.channels import GPU_DEVICE, WHOLE_GPU
 from opusmon.clock import NS
 from opusmon.export.rows import RowSource
+from opusmon.text import printable
 from opusmon.times import format_duration, format_iso
 
 _LABEL_COLUMNS = 10
@@ -102,7 +103,7 @@ def summary(recording: SummarySource, tz: tzinfo | None = None) -> dict[str, Any
 
 def render(facts: Mapping[str, Any]) -> str:
     """The facts as text for a person, without a newline at the end. Names from outside lose control characters."""
-    return "\n".join(_plain(line) for line in _lines(facts))
+    return "\n".join(printable(line) for line in _lines(facts))
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -187,7 +188,3 @@ def _size(size_b: int) -> str:
 def _seconds(iso: str) -> str:
     """`2026-11-29 14:03:21 +01:00` of an ISO time with microseconds."""
     return f"{iso[:10]} {iso[11:19]} {iso[26:]}"
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

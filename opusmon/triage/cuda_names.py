@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from opusmon.channels import WHOLE_CONTEXT
+from opusmon.text import printable
 from opusmon.triage.scene import Scene
 
 _STREAMS = {0: "default stream", 1: "default stream", 2: "per-thread stream", WHOLE_CONTEXT: "whole context"}
 FRAMES = 3
 """Frames of a stack that a finding shows: the innermost ones."""
-
-
-def printable(text: str) -> str:
-    """Text with "?" for what is not printable."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def text_of(scene: Scene, row: np.void, field: str) -> str:

@@ -82,14 +82,15 @@ def fallbacks(use: Use, *, least_per_s: float, fall: float, rise: float) -> Iter
     Args:
         use: of one process.
         least_per_s: graph launches per second before.
-        fall: largest share of graphs after, over that before.
+        fall: largest share and rate of graphs after, over those before.
         rise: least rate of plain launches after, over that before.
     """
     if len(use.rows) < 2 * (SIDE + NEAR) or use.share.min() > fall * use.share.max():
         return
     share, plain, graphs = (_sides(values) for values in (use.share, use.plain, use.graphs))
     on = (graphs[0] >= least_per_s) & (graphs[1] < graphs[0]) & (plain[1] >= rise * plain[0])
-    on &= share[1] <= fall * share[0]
+    # Prompts that come between decode steps add plain launches and take no graphs away.
+    on &= (share[1] <= fall * share[0]) & (graphs[1] <= fall * graphs[0])
     t = use.rows["t"]
     for k in np.flatnonzero(on & _is_steepest(use.share)).tolist():
         first, last = k - NEAR, k + 2 * SIDE - 1 + NEAR

@@ -17,6 +17,7 @@ import numpy as np
 from opusmon.channels import BY_NAME
 from opusmon.clock import NS
 from opusmon.schema import Rows, conform
+from opusmon.text import printable
 from opusmon.triage.episodes import Flags, Times
 from opusmon.triage.finding import Evidence, Finding
 from opusmon.triage.scene import Scene
@@ -60,7 +61,7 @@ def split(rows: Rows, keys: tuple[str, str]) -> Iterator[tuple[tuple[int, int], 
 
 def said(scene: Scene, text_id: int, most: int = 64) -> str:
     """Text from outside, printable and short."""
-    return "".join(char if char.isprintable() else "?" for char in scene.text(text_id)[:most])
+    return printable(scene.text(text_id)[:most])
 
 
 def request_source(scene: Scene, key: tuple[int, int]) -> str:

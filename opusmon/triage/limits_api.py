@@ -43,7 +43,23 @@ LIMITS: Mapping[str, Limit] = {
     "volatility_warn_ratio": Limit(
         5, "", "p95 over mean: few requests wait for something that others never meet"
     ),
+    "long_inputs_ratio": Limit(
+        3,
+        "x",
+        "mean of a minute over the five before: mixed traffic of 50 requests moves by half of that: " + _OWN,
+    ),
+    "long_inputs_slower_ratio": Limit(
+        1.5, "x", "TTFT likewise: longer inputs that cost nothing are no matter"
+    ),
+    "long_inputs_min": Limit(20, "requests", "in both ranges: fewer are single long ones"),
+    "upstream_lost_s": Limit(
+        0.5, "s", "a quarter of the 2 s to a first token that MLPerf allows, lost outside the engine"
+    ),
+    "upstream_min": Limit(20, "requests", "in a minute: means of fewer are those of a few slow ones"),
     "saturated_gain_pct": Limit(10, "%", "throughput gained by twice the load: less is not worth any wait"),
+    "saturated_past_ratio": Limit(
+        2, "x", "load over the knee where nobody waits: steady demand alone scatters up to 1.4 times: " + _OWN
+    ),
     "saturated_loss_pct": Limit(
         5,
         "%",

@@ -26,7 +26,8 @@ LIMITS: Mapping[str, Limit] = {
     "graph_fall_ratio": Limit(
         0.25,
         "",
-        "share of graphs among launches, after against before: mixed batches move it by less: " + _OWN,
+        "share of graphs among launches, and their rate, after against before: prompts between decode steps lower the "
+        "share only: " + _OWN,
     ),
     "graph_plain_rise_ratio": Limit(
         1.5, "", "plain launches a second, after against before; less load lowers both kinds: " + _OWN

@@ -19,6 +19,14 @@ LIMITS: Mapping[str, Limit] = {
         "%",
         "of the theoretical peak; a plain copy reaches 88 % on an H200 (measured), so memory itself is the limit",
     ),
+    "contended_hbm_pct": Limit(
+        80,
+        "%",
+        "of the peak, with two programs at work: copies alone read 87-88 % on an H200, never 95 (measured)",
+    ),
+    "contended_sm_pct": Limit(
+        5, "%", "of the SMs' time by NVML, of each program: less is a monitor or one at rest"
+    ),
     "hbm_used_note_pct": Limit(
         95, "%", "engines reserve 90-95 % on purpose: what lies above was not planned by most"
     ),

@@ -7,7 +7,6 @@ key or a network there is one line about it, and the deterministic report stands
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import textwrap
@@ -16,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from opusmon.loopback import is_loopback
+from opusmon.text import printable
 from opusmon.triage.explain import Explanation
 from opusmon.triage.narrate_check import doubts
 from opusmon.triage.narrate_redact import Names, evidence, scrub
-from opusmon.triage.sequence import WIDTH, head_words, printable, render
+from opusmon.triage.sequence import WIDTH, head_words, render
 
 BASE_URL = "https://api.anthropic.com"
 MAX_TOKENS = 2048
@@ -207,18 +208,11 @@ def address(env: Mapping[str, str]) -> str:
         usable = False
     if not usable or "@" in url or "?" in url or "#" in url:
         raise NarrateError(f"{_URL} is not usable: give https://HOST, without credentials and query")
-    if parts.scheme == "http" and not _loopback(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise NarrateError(
             f"{_URL} is plain http: the key would be readable on the network; give https://HOST"
         )
     return url
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # -- asking ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from opusmon.text import printable
 from opusmon.triage.explain import Explanation, Step
-from opusmon.triage.sequence import bound_words, change_words, event_words, printable, time_words, until_words
+from opusmon.triage.sequence import bound_words, change_words, event_words, time_words, until_words
 
 WITHHELD = "(withheld)"
 MAX_NAME, MAX_LINE = 48, 300

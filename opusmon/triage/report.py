@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opusmon.clock import Anchors
+from opusmon.text import printable
 from opusmon.times import format_duration, format_iso, format_wall
 from opusmon.triage.finding import SEVERITIES, Evidence, Finding
+from opusmon.triage.rank import rank
 from opusmon.triage.severity import CRIT, NOTE, WARN
 
 SIGNS = {CRIT: "!!", WARN: "!", NOTE: "i"}
@@ -19,25 +21,22 @@ FORMAT = 1
 _WIDTH = 100
 
 
-def plain(text: str) -> str:
-    """Text that may hold names from outside, without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def document(findings: Sequence[Finding], anchors: Anchors, source: str) -> dict[str, Any]:
-    """All of it for programs, wall times added.
+    """All of it for programs, wall times added. `rank` is the place in the order of `as_text`, from 1.
 
     Args:
         findings: in the order of time.
         anchors: of the session; without any there is no wall time.
         source: name of the recording.
     """
+    places = {id(finding): place for place, finding in enumerate(rank(findings), 1)}
     return {
         "format": FORMAT,
         "recording": source,
         "findings": [
             {
                 **finding.to_json(),
+                "rank": places[id(finding)],
                 "time0": _iso(anchors, finding.t0),
                 "time1": _iso(anchors, finding.t1),
             }
@@ -56,18 +55,17 @@ def as_json(findings: Sequence[Finding], anchors: Anchors, source: str) -> str:
 
 
 def as_text(findings: Sequence[Finding], anchors: Anchors) -> str:
-    """One paragraph per finding, the worst first, then by time."""
+    """One paragraph per finding, likely causes of the worst first: see `opusmon.triage.rank`."""
     if not findings:
         return "nothing found\n"
-    ordered = sorted(findings, key=lambda one: (-one.severity, one.t0))
-    paragraphs = ["\n".join(_paragraph(finding, anchors)) for finding in ordered]
+    paragraphs = ["\n".join(_paragraph(finding, anchors)) for finding in rank(findings)]
     return "\n\n".join([_count(findings), *paragraphs]) + "\n"
 
 
 def as_markdown(findings: Sequence[Finding], anchors: Anchors, source: str) -> str:
-    """A section per finding for a ticket."""
+    """A section per finding for a ticket, in the order of `as_text`."""
     lines = [f"## opusmon triage of {_escaped(source)}", "", _count(findings)]
-    for finding in sorted(findings, key=lambda one: (-one.severity, one.t0)):
+    for finding in rank(findings):
         lines += [
             "",
             f"### {SIGNS[finding.severity]} {_escaped(finding.title)}",
@@ -94,7 +92,7 @@ def words(one: Evidence) -> str:
     value = one.value if isinstance(one.value, str) else _measure(one.value, one.unit)
     limit = "" if math.isnan(one.threshold) else f" (limit {_measure(one.threshold, one.unit)})"
     source = f", {one.source}" if one.source else ""
-    return plain(f"{one.name} {value}{limit}{source}")
+    return printable(f"{one.name} {value}{limit}{source}")
 
 
 def _measure(value: float, unit: str) -> str:
@@ -123,7 +121,7 @@ def _count(findings: Sequence[Finding]) -> str:
 
 
 def _paragraph(finding: Finding, anchors: Anchors) -> Iterator[str]:
-    yield f"{SIGNS[finding.severity]:<3}{when(finding, anchors)}  {plain(finding.subject)}  [{finding.rule}]"
+    yield f"{SIGNS[finding.severity]:<3}{when(finding, anchors)}  {printable(finding.subject)}  [{finding.rule}]"
     yield from _wrapped("", finding.title)
     for one in finding.evidence:
         yield from _wrapped("- ", words(one))
@@ -133,7 +131,7 @@ def _paragraph(finding: Finding, anchors: Anchors) -> Iterator[str]:
 
 def _wrapped(head: str, text: str) -> list[str]:
     return textwrap.wrap(
-        plain(text),
+        printable(text),
         _WIDTH,
         initial_indent=f"   {head}",
         subsequent_indent=" " * (3 + len(head)),
@@ -143,4 +141,4 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 def _escaped(text: str) -> str:
     """Names from outside must not become markup."""
-    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|" else char for char in plain(text))
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|" else char for char in printable(text))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from opusmon.clock import NS
 from opusmon.schema import Rows
-from opusmon.triage.episodes import Times
+from opusmon.triage.episodes import Flags, Times
 from opusmon.triage.finding import Evidence, Finding
 from opusmon.triage.instants import (
     SETTLED_NS,
@@ -236,17 +236,32 @@ def saturated(scene: Scene) -> Iterator[Finding]:
     """An engine works at or past the knee of its throughput: more load only makes requests wait.
 
     Fitted over 10 minutes, each minute: see `opusmon.triage.saturation`. Thresholds: `saturated_gain_pct`,
-    `saturated_loss_pct`. 9 of 10 resamples must show the knee within the loads seen.
+    `saturated_loss_pct`, `saturated_past_ratio`. 9 of 10 resamples must show the knee within the loads seen.
     """
     t = instants(scene, FIT_STEP_NS, scene.t1 - SETTLED_NS)
     fits = [_FITS.at(scene, when) for when in t.tolist()]
     for key in sorted({key for found in fits for key in found}):
         gained = np.array([_gain_pct(found.get(key)) for found in fits])
         lost = np.array([found[key].loss_pct if key in found else 0.0 for found in fits])
-        on = gained < scene.limits["saturated_gain_pct"]
+        on = (gained < scene.limits["saturated_gain_pct"]) & _is_pressed(scene, [f.get(key) for f in fits])
         past = lost >= scene.limits["saturated_loss_pct"]
         for spell in runs(scene, t, on, np.where(past, _TIER + lost, 100 - gained), t, FIT_STEP_NS):
             yield _saturated(scene, key, fits[spell.place][key], spell)
+
+
+def _is_pressed(scene: Scene, fits: Sequence[Saturation | None]) -> Flags:
+    """Whether requests wait, or the load is far past the knee, shape (n,).
+
+    Under a steady demand that is served at once throughput is what is asked for, whatever the load happens to be: that
+    looks like a knee at the usual load, and is none.
+    """
+    ratio = scene.limits["saturated_past_ratio"]
+    return np.array(
+        [
+            one is not None and (one.load - one.running >= 1 or one.load >= ratio * one.knee_high)
+            for one in fits
+        ]
+    )
 
 
 def _gain_pct(found: Saturation | None) -> float:

@@ -10,12 +10,13 @@ import numpy as np
 from opusmon.channels import KEYFRAME_NS
 from opusmon.clock import NS
 from opusmon.schema import Rows
+from opusmon.text import printable
 from opusmon.triage.episodes import Flags, Times
 from opusmon.triage.finding import Evidence, Finding
-from opusmon.triage.rules_gpu import gpu_name
+from opusmon.triage.rules_gpu import GIB, device_at, gpu_name
 from opusmon.triage.scene import Scene, rule
 from opusmon.triage.severity import NOTE, WARN
-from opusmon.triage.sustained import Floats, floats, number, rows_of, spells
+from opusmon.triage.sustained import Floats, Spell, floats, number, rows_of, spells
 
 _SAID_NS = KEYFRAME_NS * 3 // 2
 """A status row holds for this long: it is repeated every 60 s."""
@@ -191,6 +192,76 @@ def _busiest(t: Times, at: Times, work: Floats) -> Floats:
         bounds = np.stack([first[some], last[some]], axis=1).reshape(-1)
         out[some] = np.maximum.reduceat(np.append(work, -np.inf), bounds)[::2]
     return out
+
+
+# -- two programs on one GPU -------------------------------------------------------------------------------------
+
+
+@rule("gpu", join_s=30)
+def gpu_contended(scene: Scene) -> Iterator[Finding]:
+    """Two programs share a GPU whose memory bandwidth or NVLink is used up: each slows the other down.
+
+    Thresholds: `contended_hbm_pct` with two programs of `contended_sm_pct` each; `nvlink_full_pct` of the line rate of all
+    links with two programs whatever they do, for copies run on no SM (a peer copy reads 0 %, H200, measured).
+    """
+    limits = scene.limits
+    users = rows_of(scene, "gpu_process", _USER_NS)
+    for (gpu, gi), rows in scene.series("gpu", "gpu", "gi"):
+        own = users[(users["gpu"] == gpu) & (users["gi"] == gi)]
+        if len(np.unique(own["pid"])) < 2:
+            continue
+        links = number(device_at(scene, gpu, gi, scene.t1), "links") * limits["nvlink_line_bps"]
+        traffic = np.fmax(floats(rows, "nvlink_tx_bps"), floats(rows, "nvlink_rx_bps"))
+        for what, share, limit, least_sm in (
+            ("HBM bandwidth", floats(rows, "hbm_bw_pct"), "contended_hbm_pct", limits["contended_sm_pct"]),
+            ("NVLink", 100 * traffic / links if links > 0 else np.nan * traffic, "nvlink_full_pct", 0.0),
+        ):
+            on = share >= limits[limit]
+            if on.any():
+                on &= _number_of_users(own[~(floats(own, "sm_pct") < least_sm)], rows["t"]) >= 2
+            for one in spells(scene, rows, on, share, count=int(limits["gpu_in_a_row"])):
+                yield _contended(scene, gpu_name(gpu, gi), what, one, limits[limit], own)
+
+
+_USER_NS = 15 * NS
+"""Rows of `gpu_process` come every 5 s."""
+
+
+def _number_of_users(users: Rows, t: Times) -> Times:
+    """How many processes were seen in the 15 s before each instant, shape (n,)."""
+    count = np.zeros(len(t), np.int64)
+    for pid in np.unique(users["pid"]).tolist():
+        seen = users["t"][users["pid"] == pid]
+        count += np.searchsorted(seen, t, "right") > np.searchsorted(seen, t - _USER_NS, "right")
+    return count
+
+
+def _contended(scene: Scene, name: str, what: str, one: Spell, limit: float, users: Rows) -> Finding:
+    near = users[(users["t"] <= one.t) & (users["t"] > one.t - _USER_NS)]
+    _, first = np.unique(near["pid"][::-1], return_index=True)
+    newest = near[::-1][first]
+    held = np.nan_to_num(floats(newest, "mem_b"))
+    by_memory = newest[np.argsort(held, kind="stable")]
+    guest = f"{printable(scene.text(by_memory[0]['name']))} {by_memory[0]['pid']}"
+    return one.finding(
+        "gpu_contended",
+        f"{name} {what}",
+        WARN,
+        title=f"{len(newest)} programs share {name}, {what} at {one.weight:.0f} %",
+        evidence=(
+            Evidence(f"{what} used", one.weight, "%", limit),
+            *(
+                Evidence(
+                    f"{printable(scene.text(row['name']))} {row['pid']} holds",
+                    float(row["mem_b"]) / GIB,
+                    "GiB",
+                )
+                for row in by_memory[:4]
+            ),
+        ),
+        cause=f"likely {guest}, which holds the least memory of them: an engine takes nearly all for its cache",
+        next="see the processes of this GPU (gpu pane), and stop or move the one that does not serve",
+    )
 
 
 # -- the cache ---------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from opusmon.triage import rules_stall_events
 from opusmon.triage.cuda_names import text_of, thread_name
 from opusmon.triage.episodes import Flags
 from opusmon.triage.finding import Finding
-from opusmon.triage.gpu_load import loads
+from opusmon.triage.gpu_load import AGE_NS, COVER_NS, loads, worked_ns
 from opusmon.triage.scene import Scene, rule
-from opusmon.triage.severity import CRIT, NONE, NOTE, REASON_CAPS, WARN, Levels, distinct, translate
+from opusmon.triage.severity import CRIT, NONE, NOTE, REASON_CAPS, WARN, Levels, distinct, each_ns, translate
 from opusmon.triage.stall_bouts import FAILED, MINUTE_NS, Sums, begins, bouts
 from opusmon.triage.stall_findings import (
     begin_with,
@@ -161,13 +161,24 @@ def _judge_voluntary(scene: Scene, rows: Rows, levels: Levels, on_others: Flags)
 
 
 def _judge_waits(scene: Scene, rows: Rows, levels: Levels, is_wait: Flags) -> None:
-    """Waiting for a GPU that works is no stall, and a note where it is not known whether it does; in place."""
+    """Waiting for a GPU that works is no stall, and a note where it is not known whether it does; in place.
+
+    A GPU that idles between requests works all the time of a wait, and not most of the second: kernels that together
+    took as long as the wait explain it as well.
+    """
     own = np.flatnonzero(is_wait & (levels > NONE))
     if not len(own):
         return
-    least = loads(scene, rows["pid"][own], rows["t"][own]).least
+    pids, t = rows["pid"][own], rows["t"][own]
+    least = loads(scene, pids, t).least
     levels[own] = np.where(np.isnan(least), np.minimum(levels[own], NOTE), levels[own])
-    levels[own[least >= scene.limits["wait_busy_gpu_pct"]]] = NONE
+    begun = np.maximum(t - each_ns(rows[own]).astype(np.int64), t - COVER_NS)
+    worked = worked_ns(scene, pids, begun, t)
+    soon = (
+        ~np.isnan(least) & np.isnan(worked) & (t > scene.t1 - AGE_NS)
+    )  # the sample that tells is still to come
+    explained = worked >= scene.limits["wait_busy_gpu_pct"] / 100 * (t - begun)
+    levels[own[(least >= scene.limits["wait_busy_gpu_pct"]) | explained | soon]] = NONE
 
 
 def _grade(scene: Scene, sums: Sums) -> Levels:

@@ -18,6 +18,7 @@ MODULES: tuple[str, ...] = (
     "rules_stalls",
     "rules_host",
     "rules_api",
+    "rules_demand",
 )
 """Beside this module; importing them fills `RULES`."""
 

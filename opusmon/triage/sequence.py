@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from opusmon.clock import NS
+from opusmon.text import printable
 from opusmon.times import format_duration, format_iso, format_wall
 from opusmon.triage.explain import Change, Explanation, Step
 from opusmon.triage.explain_events import Event
@@ -28,11 +29,6 @@ def plain_names(text: str, names: Sequence[str]) -> str:
     """The text with its names, without what a terminal would obey."""
     shown = (printable(name) or "?" for name in names)
     return printable(text.format(*shown))
-
-
-def printable(text: str) -> str:
-    """Text from outside without control characters; it may come from a hostile file."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def change_words(change: Change, named: Named = plain_names) -> str:

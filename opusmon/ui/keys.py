@@ -26,6 +26,7 @@ PANE_KEYS = (
 )
 OTHER_KEYS = (
     ("f", "findings: what is wrong at the playhead, and all there were"),
+    ("e", "explain: what moved first in this span, against the one before"),
     ("c", "what watching costs"),
     (":", "command palette, themes too (also ctrl+p)"),
     ("?", "this help"),
@@ -38,6 +39,9 @@ WORDS = (
     ("mem busy", "share of time in which memory was used; not a bandwidth"),
     ("occ", "warps resident of the most possible"),
     ("!  !!", "worth a look, needs a person"),
+    ("~", "too few samples to trust (p95: 20, p99: 100)"),
+    ("<=  >", "only a bound is known: it lies in the first or last bucket"),
+    ("6.1 s+", "still in flight"),
     ("stale", "the newest value is older than 2.5 intervals"),
 )
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from opusmon.text import REPLACEMENT
+
 if TYPE_CHECKING:
     from opusmon.ui.glyphs import Glyphs
 
@@ -39,9 +41,6 @@ STYLES: tuple[str, ...] = (
     "key",
 )
 """Every style name a span may carry."""
-
-REPLACEMENT = "?"
-"""Stands for a character that may not reach the terminal."""
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement, modes

@@ -24,7 +24,7 @@ from cuda_stub import Load, built
 from cuda_stub.watch import Watch
 
 from opusmon.collectors.ebpf import elf, prebuilt
-from opusmon.collectors.ebpf.bcc_text import HEADER, for_bcc
+from opusmon.collectors.ebpf.bcc_text import for_bcc
 from opusmon.collectors.ebpf.libbpf import LibbpfBackend
 from opusmon.collectors.ebpf.probes import VARIABLE, Backend, BccBackend
 
@@ -123,14 +123,13 @@ def backends() -> dict[str, Backend]:
     """The same small programs in each."""
     (folder := Path(built()) / "bench").mkdir(exist_ok=True)
     (folder / "hits.bpf.c").write_text(SOURCE, encoding="utf-8")
-    header = (prebuilt.SOURCES / HEADER).read_text(encoding="utf-8")
     bpf_objects.SOURCES["hits"] = lambda _: []
     content = bpf_objects.compiled("hits", os.uname().machine, folder)
     prebuilt.find = lambda *_: prebuilt.Compiled("hits.bpf.o", content)
     return {
         "libbpf": LibbpfBackend("hits"),
         "libbpf, uprobe_multi": LibbpfBackend("hits", by_multi=True),
-        "bcc": BccBackend(for_bcc(SOURCE, header)),
+        "bcc": BccBackend(for_bcc(SOURCE)),
     }
 
 

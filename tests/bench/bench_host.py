@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from opusmon.clock import SystemClock
-from opusmon.collectors.gpu.processes import Users
 from opusmon.collectors.host import HostCollector
 from opusmon.collectors.host.cgroup_tree import hierarchies
 from opusmon.collectors.host.cgroups import Groups
@@ -27,6 +26,7 @@ from opusmon.collectors.host.pressure import SystemPressure
 from opusmon.collectors.host.processes import Processes
 from opusmon.collectors.host.reading import Row
 from opusmon.collectors.host.system import System
+from opusmon.collectors.process_names import Users
 from opusmon.schema import StringTable
 
 ROUNDS = 300

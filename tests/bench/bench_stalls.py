@@ -26,7 +26,7 @@ from cuda_stub import Load, built
 
 from opusmon.clock import SystemClock
 from opusmon.collectors.ebpf import elf, maps, probes
-from opusmon.collectors.ebpf.bcc_text import HEADER, for_bcc
+from opusmon.collectors.ebpf.bcc_text import for_bcc
 from opusmon.collectors.ebpf.libcuda import Scan, Scanner
 from opusmon.collectors.ebpf.ring import Ring
 from opusmon.collectors.ebpf.stall_maps import EVENT, RING_B, RING_PAGES, StallMaps, cflags
@@ -155,8 +155,7 @@ def flood() -> None:
 
 def flood_of(each: int) -> None:
     """So many events for each hit of a probe."""
-    header = Path(probes.__file__).with_name(HEADER).read_text()
-    backend = probes.BccBackend(for_bcc(GENERATOR, header), [f"-DPAGES={RING_PAGES}", f"-DEACH={each}"])
+    backend = probes.BccBackend(for_bcc(GENERATOR), [f"-DPAGES={RING_PAGES}", f"-DEACH={each}"])
     with Load(own_library()) as load:
         path = next(iter(Scanner().scan(0).processes[load.pid])).path
         with Path(path).open("rb") as file:

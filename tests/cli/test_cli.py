@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from needs import needs
 from nvml_stub import Stub
+from sessions import h200x2
 
-from opusmon.paths import demo_file
 from opusmon.recording import Recording
 
 
@@ -161,12 +161,12 @@ def test_a_newer_recording_is_read_as_far_as_it_goes(session, tmp_path):
 
 def test_a_truncated_copy_is_salvaged(tmp_path):
     cut = tmp_path / "cut.opusmon"
-    whole_bytes = demo_file().read_bytes()
+    whole_bytes = h200x2().read_bytes()
     cut.write_bytes(whole_bytes[: int(len(whole_bytes) * 0.7)])
     assert "salvage" in one_line(opusmon("info", cut))
     done = opusmon("salvage", cut, "-o", tmp_path / "saved.opusmon")
     assert done.returncode == 0, done.stderr
-    with Recording.open(tmp_path / "saved.opusmon") as saved, Recording.open(demo_file()) as whole:
+    with Recording.open(tmp_path / "saved.opusmon") as saved, Recording.open(h200x2()) as whole:
         rows, original = saved.query("gpu", 0, saved.t1), whole.query("gpu", 0, whole.t1)
         assert len(rows) > len(original) // 2
         assert np.isin(rows["t"], original["t"]).all()

@@ -19,16 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opusmon.channels import KEYFRAME_NS
+from opusmon.collectors.crew import Crew
 from opusmon.collectors.gpu import probe, throttle, xid
 from opusmon.collectors.gpu.board import Board
-from opusmon.collectors.gpu.counters import KIB, WENT_BACK, CounterRate
-from opusmon.collectors.gpu.crew import Crew
+from opusmon.collectors.gpu.counters import KIB, CounterRate
 from opusmon.collectors.gpu.fields import NA_CODE, NO_NUMBER_CODE, FieldReader, decode
 from opusmon.collectors.gpu.gpm import link_metric, screen
 from opusmon.collectors.gpu.limits import NO_NUMBER, REFUSED, UNAVAILABLE, bounded, percent
 from opusmon.collectors.gpu.memory import unified_memory
-from opusmon.collectors.gpu.nvml import Missing, Nvml, missing
-from opusmon.collectors.gpu.processes import OUTSIDE, Users, mean_shares, process_name
+from opusmon.collectors.gpu.nvml import Nvml, missing
+from opusmon.collectors.gpu.processes import mean_shares
+from opusmon.collectors.missing import WENT_BACK, Missing
+from opusmon.collectors.process_names import OUTSIDE, Users, process_name
 
 
 @pytest.mark.parametrize(

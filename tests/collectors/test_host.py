@@ -20,13 +20,13 @@ from needs import needs
 
 from opusmon.channels import CGROUP, GPU_PROCESS, HOST, PROCESS, STREAM
 from opusmon.clock import NS, SystemClock
-from opusmon.collectors.gpu.processes import Users
 from opusmon.collectors.host import HostCollector, collector
 from opusmon.collectors.host.cgroup_tree import hierarchies
 from opusmon.collectors.host.cgroups import _COLUMNS as GROUP_COLUMNS
 from opusmon.collectors.host.cgroups import Groups
 from opusmon.collectors.host.processes import _COLUMNS, Processes
 from opusmon.collectors.host.watchlist import FORGET_NS, MAX_PROCESSES, Seen, Watchlist
+from opusmon.collectors.process_names import Users
 from opusmon.schema import Batch, Channel, StringTable
 
 BURN = """

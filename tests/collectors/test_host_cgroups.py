@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from opusmon.clock import NS, ManualClock
-from opusmon.collectors.gpu.counters import WENT_BACK
 from opusmon.collectors.host.cgroup_tree import hierarchies, label, membership
 from opusmon.collectors.host.cgroups import (
     _COLUMNS,
@@ -20,6 +19,7 @@ from opusmon.collectors.host.cgroups import (
     periods_pct,
 )
 from opusmon.collectors.host.pressure import NO_PSI
+from opusmon.collectors.missing import WENT_BACK
 
 V2_MOUNT = "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 V1_MOUNTS = """\

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opusmon.collectors.gpu.counters import FIRST, WENT_BACK
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host import (
     cgroup_files,
     cgroup_tree,
@@ -22,6 +20,7 @@ from opusmon.collectors.host import (
     system,
 )
 from opusmon.collectors.host.reading import Rates, total
+from opusmon.collectors.missing import FIRST, WENT_BACK, Missing
 
 STAT = b"4242 (a (b) c) S 1 4242 4242 0 -1 4194560 500 7 20 1 300 40 5 6 20 0 9 0 123456 1000 88 1844 1 1 0 0 0 0\n"
 """proc_pid_stat(5): (14) utime 300, (15) stime 40, (22) starttime 123456, (10) minflt 500, (12) majflt 20."""

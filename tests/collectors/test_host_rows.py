@@ -13,13 +13,13 @@ from opusmon.channels import HOST
 from opusmon.clock import NS, ManualClock
 from opusmon.collectors import facilities_local
 from opusmon.collectors.facility import Host
-from opusmon.collectors.gpu.counters import WENT_BACK
-from opusmon.collectors.gpu.processes import Users
 from opusmon.collectors.host import processes as processes_module
 from opusmon.collectors.host.engines import Engines
 from opusmon.collectors.host.machine import Machine
 from opusmon.collectors.host.pressure import CPU_FULL, NO_PSI
 from opusmon.collectors.host.processes import _COLUMNS, NO_SCHEDSTAT, Processes, ProcessRow
+from opusmon.collectors.missing import WENT_BACK
+from opusmon.collectors.process_names import Users
 
 PAGE_B = os.sysconf("SC_PAGE_SIZE")
 HZ = os.sysconf("SC_CLK_TCK")

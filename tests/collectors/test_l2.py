@@ -169,7 +169,7 @@ async def test_rows_say_what_the_counters_counted(stub):
     assert math.isnan(row["bank_conflicts_per_s"])
     assert watched.strings.text(row["source"]) == "CUPTI 13.0 PM sampling"
     assert 0 <= SystemClock().now() - int(row["t"]) < 5 * NS
-    assert 20_000_000 < int(row["dt_ns"]) < 200_000_000  # a window is 50 ms on a machine at rest
+    assert 10_000_000 < int(row["dt_ns"]) < 200_000_000  # a window is 20 ms on a machine at rest
 
 
 async def test_a_gpu_without_links_is_sampled_without_them(stub):

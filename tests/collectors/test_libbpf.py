@@ -19,6 +19,7 @@ from needs import needs
 
 from opusmon.collectors.ebpf import bcc_text, libbpf, multi, prebuilt, probes
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
+from opusmon.collectors.ebpf.source_text import SOURCES, inlined
 from opusmon.collectors.ebpf.stream_table import cflags
 from opusmon.collectors.ebpf.symbols import ENTRIES, TIMED_ENTRIES
 from opusmon.collectors.facility import Host
@@ -140,7 +141,7 @@ def test_libbpf_finds_the_programs_and_maps_of_both_machines(machine: str) -> No
 @pytest.fixture
 def shipped(tmp_path: Path) -> Path:
     """A copy of sources and objects."""
-    for path in [*prebuilt.SOURCES.glob("*.bpf.[ch]"), *prebuilt.FOLDER.iterdir()]:
+    for path in [*SOURCES.glob("*.bpf.[ch]"), *prebuilt.FOLDER.iterdir()]:
         shutil.copy(path, tmp_path / path.name)
     return tmp_path
 
@@ -161,9 +162,20 @@ def test_an_object_that_does_not_fit_is_refused(shipped: Path) -> None:
         refusal(shipped, flags=["-DMAX_STREAMS=1"]) == "streams.x86_64.bpf.o was compiled with other bounds"
     )
     assert refusal(shipped, machine="riscv64", flags=[]) == "streams was not compiled for riscv64"
-    header = shipped / "portable.bpf.h"
-    header.write_text(header.read_text() + "\n")
+
+
+@pytest.mark.parametrize("part", ["streams.bpf.c", "portable.bpf.h", "cuda.bpf.h", "stream_copies.bpf.h"])
+def test_an_object_is_refused_when_any_part_of_its_source_has_changed(shipped: Path, part: str) -> None:
+    with (shipped / part).open("a") as file:
+        file.write("\n")
     assert refusal(shipped) == "streams.bpf.c has changed since streams.x86_64.bpf.o was compiled"
+    (shipped / part).unlink()
+    assert refusal(shipped) == "streams.x86_64.bpf.o cannot be read: No such file or directory"
+
+
+def test_parts_of_another_source_are_none_of_an_objects_business(shipped: Path) -> None:
+    (shipped / "stall_calls.bpf.h").unlink()
+    assert prebuilt.find("streams", cflags("x86_64"), "x86_64", shipped, shipped).content
 
 
 def test_a_damaged_object_is_refused(shipped: Path) -> None:
@@ -193,8 +205,25 @@ def test_no_manifest_is_believed_but_the_right_one(shipped: Path, text: str) -> 
 # -- one source in two dialects
 
 
-def test_words_of_the_header_become_bccs() -> None:
+def test_a_header_is_put_in_once_where_it_is_included_first() -> None:
+    parts = {
+        "a.h": '#pragma once\n#include "b.h"\nint a;\n',
+        "b.h": "#pragma once\n#include <linux/bpf.h>\nint b;\n",
+    }
+    text = '// "a.h"\n#include "a.h"\n#include "b.h"\nint c;\n'
+    assert inlined(text, parts.__getitem__) == '// "a.h"\n#include <linux/bpf.h>\nint b;\nint a;\nint c;\n'
+
+
+def test_headers_that_include_each_other_end() -> None:
+    parts = {"a.h": '#include "b.h"\nint a;\n', "b.h": '#include "a.h"\nint b;\n'}
+    assert inlined('#include "a.h"\n', parts.__getitem__) == "int b;\nint a;\n"
+
+
+def test_words_of_the_header_become_bccs(tmp_path: Path) -> None:
+    (tmp_path / "portable.bpf.h").write_text("#pragma once\n#define MAP_LOOKUP(map, key) header\n")
+    (tmp_path / "part.bpf.h").write_text("MAP_DELETE(part, &id);\n")
     text = """#include "portable.bpf.h"
+#include "part.bpf.h"
 u64 *n = MAP_LOOKUP(counts, &slot);
 if (MAP_UPDATE(calls, &id, &call) || MAP_INSERT(a_b, &k, v)) MAP_DELETE(calls, &id);
 struct e_t *e = RING_RESERVE(ring, struct e_t);
@@ -202,8 +231,9 @@ e->stack = STACK_ID(stacks, ctx, BPF_F_USER_STACK | BPF_F_REUSE_STACKID);
 RING_SUBMIT(ring, e, BPF_RB_NO_WAKEUP); RING_DISCARD(ring, e, 0);
 """
     assert (
-        bcc_text.for_bcc(text, "#pragma once\nheader\n")
-        == """header
+        bcc_text.for_bcc(text, tmp_path)
+        == """#define MAP_LOOKUP(map, key) header
+part.delete(&id);
 u64 *n = counts.lookup(&slot);
 if (calls.update(&id, &call) || a_b.insert(&k, v)) calls.delete(&id);
 struct e_t *e = ring.ringbuf_reserve(sizeof(struct e_t));
@@ -214,8 +244,11 @@ ring.ringbuf_submit(e, BPF_RB_NO_WAKEUP); ring.ringbuf_discard(e, 0);
 
 
 def test_no_word_that_bcc_does_not_know_is_left_in_a_source() -> None:
-    for path in prebuilt.SOURCES.glob("*.bpf.c"):
-        text = bcc_text.for_bcc(path.read_text(), "")
+    header = (SOURCES / bcc_text.HEADER).read_text().replace("#pragma once\n", "")
+    for path in SOURCES.glob("*.bpf.c"):
+        text = bcc_text.source(path.name.removesuffix(".bpf.c"))
+        assert text.count(header) == 1
+        text = text.replace(header, "")
         assert not re.search(r"\b(MAP_(?!S\b)[A-Z]+|RING_(RESERVE|SUBMIT|DISCARD)|STACK_ID)\(", text)
 
 

@@ -38,7 +38,7 @@ FREE_NS = 150
 BACKENDS: dict[str, tuple[str, Callable[[], probes.Backend]]] = {
     "libbpf": ("libbpf", lambda: LibbpfBackend("streams", cflags())),
     "multi": ("libbpf", partial(LibbpfBackend, "streams", cflags(), by_multi=True)),
-    "bcc": ("bcc", lambda: BccBackend(source("streams.bpf.c"), cflags())),
+    "bcc": ("bcc", lambda: BccBackend(source("streams"), cflags())),
 }
 
 

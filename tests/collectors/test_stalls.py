@@ -19,8 +19,8 @@ from needs import lacking, needs
 
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.ebpf import stall_maps
-from opusmon.collectors.ebpf.stall_words import CAPTURE_CODES
 from opusmon.collectors.stalls import StallsCollector
+from opusmon.cuda_codes import CAPTURE_CODES
 
 needs("root", "gcc")
 if why := StallsCollector.probe():

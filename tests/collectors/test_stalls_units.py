@@ -7,7 +7,6 @@ import mmap
 import os
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from opusmon.collectors.ebpf import stall_words as words
 from opusmon.collectors.ebpf.libcuda import Scan
 from opusmon.collectors.ebpf.meter import HIT_NS
 from opusmon.collectors.ebpf.ring import BUSY, DISCARDED, Ring, entry, parse
+from opusmon.collectors.ebpf.source_text import whole
 from opusmon.collectors.ebpf.stall_cost import FILTER_NS, StallMeter
 from opusmon.collectors.ebpf.stall_notes import Sight, statements
 from opusmon.collectors.ebpf.stall_ration import Ration
@@ -37,10 +37,11 @@ from opusmon.collectors.ebpf.stall_rows import (
 )
 from opusmon.collectors.ebpf.stall_tracepoints import POINTS
 from opusmon.collectors.ebpf.symbols import CALLS, STALL_ENTRIES, TLS_ENTRIES
+from opusmon.cuda_codes import CAPTURE_CODES
 from opusmon.schema import StringTable
 
 NS, MS = 1_000_000_000, 1_000_000
-SOURCE = Path(kernel.__file__).with_name("stalls.bpf.c").read_text()
+SOURCE = whole("stalls")
 
 # -- the source and the tables that speak of it
 
@@ -265,7 +266,7 @@ def test_a_flood_of_a_million_is_folded_within_a_blink() -> None:
 
 
 def test_codes_of_captures() -> None:
-    assert sorted(words.CAPTURE_CODES) == list(range(900, 909))
+    assert sorted(CAPTURE_CODES) == list(range(900, 909))
     assert words.capture(0, 0) == "ended"
     assert words.capture(0, kernel.NO_BEGIN) == "ended; its begin was not seen"
     assert words.capture(904, 0) == "aborted: a forked stream was not joined"

@@ -22,6 +22,7 @@ from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.attach import Libraries
 from opusmon.collectors.ebpf.libcuda import Scanner
 from opusmon.collectors.ebpf.names import Names
+from opusmon.collectors.ebpf.source_text import whole
 from opusmon.collectors.ebpf.stream_rows import Coverage, bin_edges_ns
 from opusmon.collectors.ebpf.stream_table import StreamTable, cflags
 from opusmon.collectors.ebpf.stream_timing import TimedLaunches
@@ -242,7 +243,7 @@ def counts_of(timing: Timing) -> np.ndarray:
 
 def test_the_kernel_and_we_agree_on_the_bins(library: Path) -> None:
     """Durations on both sides of edges cannot be planted to the ns; so the C code is run on its own."""
-    source = Path(probes.__file__).with_name("streams.bpf.c").read_text()
+    source = whole("streams")
     begin, end = (
         source.index("#define FIRST_OCTAVE"),
         source.index("static __always_inline int begin_timing("),

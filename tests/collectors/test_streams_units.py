@@ -21,10 +21,11 @@ from opusmon.collectors.ebpf.attach import KEEP_UNUSED, MAX_LIBRARIES, Libraries
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
 from opusmon.collectors.ebpf.libcuda import Mapping, Scan, Scanner, parse
 from opusmon.collectors.ebpf.maps import possible_cpus
-from opusmon.collectors.ebpf.notes import Notes
+from opusmon.collectors.ebpf.source_text import whole
 from opusmon.collectors.ebpf.stream_rows import KEY, VALUE, Coverage, Differ, bin_edges_ns
 from opusmon.collectors.ebpf.stream_timing import TimedLaunches
 from opusmon.collectors.ebpf.symbols import ENTRIES
+from opusmon.collectors.notes import Notes
 
 NS = 1_000_000_000
 
@@ -49,7 +50,7 @@ def test_variants_of_the_per_thread_stream_have_their_own_programs() -> None:
 
 
 def test_every_program_is_in_the_source() -> None:
-    text = Path(stream_table.__file__).with_name("streams.bpf.c").read_text()
+    text = whole("streams")
     for entry in ENTRIES.values():
         for program in filter(None, (entry.program, entry.on_return)):
             assert f"int {program}(struct pt_regs *ctx)" in text

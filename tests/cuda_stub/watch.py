@@ -54,6 +54,8 @@ class Watch:
         self.batches: list[Batch] = []
         self.files = 0
         """How many libraries it last said to have probes on."""
+        self.states: dict[str, str] = {}
+        """Field to the state that was last said of it: a state is said once, maybe before what a test waits for."""
         self._decoder = Decoder(self.strings, "")
 
     def until(self, ready: Callable[[], Any], limit_s: float = 15.0) -> Any:
@@ -68,6 +70,7 @@ class Watch:
                 data = os.read(fd, 65_536)
                 assert data, f"the collector ended: {self._decoder.unavailable}"
                 self.batches += self._decoder.feed(data)
+                self.states.update({field: state for field, state, _ in self.reasons()})
                 found = [re.search(r"probes are on (\d+) libcuda", reason) for _, _, reason in self.reasons()]
                 self.files = next((int(match[1]) for match in reversed(found) if match), self.files)
         return said

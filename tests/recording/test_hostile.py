@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recording.samples import FAULT, POWER, damage, edit, fault, measured, refused, ticks, write
+from sessions import h200x2
 
 from opusmon.clock import NS, ManualClock
-from opusmon.paths import demo_file
 from opusmon.recording import (
     Mark,
     Recorder,
@@ -57,7 +57,7 @@ SEEDS = range(150)
 
 
 def test_random_damage_of_the_demo_is_one_line_or_works(tmp_path: Path) -> None:
-    data = demo_file().read_bytes()
+    data = h200x2().read_bytes()
     path = tmp_path / "damaged.opusmon"
     opened: list[Recording] = []
     for seed in SEEDS:
@@ -74,7 +74,7 @@ def test_random_damage_of_the_demo_is_one_line_or_works(tmp_path: Path) -> None:
     [
         lambda path: os.truncate(path, 0),
         lambda path: os.truncate(path, 8192),
-        lambda path: path.write_bytes(demo_file().read_bytes()),
+        lambda path: path.write_bytes(h200x2().read_bytes()),
         lambda path: path.write_bytes(os.urandom(path.stat().st_size)),
         lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(path.stat().st_size)),
     ],

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recording.samples import POWER, damage, edit, fault, measured, power, refused, ticks, write
+from sessions import h200x2
 
-from opusmon.paths import demo_file
 from opusmon.recording import Recording, salvage, store
 from opusmon.recording.pages import Pages, cell_at, values
 
@@ -21,7 +21,7 @@ def whole(tmp_path: Path) -> Path:
 
 
 def test_random_damage_of_the_demo_is_salvaged(tmp_path: Path) -> None:
-    data = demo_file().read_bytes()
+    data = h200x2().read_bytes()
     for seed in range(0, 150, 10):
         (tmp_path / "damaged").write_bytes(damage(data, seed))
         assert refused(lambda seed=seed: salvage(tmp_path / "damaged", tmp_path / f"out{seed}")) in (0, 1)

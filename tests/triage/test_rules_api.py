@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sessions import h200x2
 from ui.fakelatency import END, ENGINE, MS, FakeLatency, serving
 from ui.fakeview import T0
 
 from opusmon.clock import NS, Anchors, ManualClock
-from opusmon.paths import demo_file
 from opusmon.recording import Recorder, Recording
 from opusmon.schema import Batch, StringTable
 from opusmon.slo import evaluate, judge_requests, tally
@@ -649,7 +649,7 @@ def test_live_looks_find_what_the_recording_has():
             assert begin <= one.t0
 
 
-@pytest.mark.parametrize("file", [demo_file(), Path(__file__).parents[1] / "data" / "h200-streams.opusmon"])
+@pytest.mark.parametrize("file", [h200x2(), Path(__file__).parents[1] / "data" / "h200-streams.opusmon"])
 def test_recordings_without_an_api_have_no_finding_about_one(file):
     with Recording.open(file) as recording:
         assert recording.t1 - recording.t0 > 40 * NS

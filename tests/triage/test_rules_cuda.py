@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sessions import h200x2
 
 from opusmon.clock import NS
-from opusmon.paths import demo_file
 from opusmon.recording import Recording
 from opusmon.triage import limits_cuda, run
 from opusmon.triage.graph_use import Use, fallbacks
@@ -315,7 +315,7 @@ RULES = (
 )
 
 
-@pytest.mark.parametrize("file", [demo_file(), Path(__file__).parents[1] / "data" / "h200-streams.opusmon"])
+@pytest.mark.parametrize("file", [h200x2(), Path(__file__).parents[1] / "data" / "h200-streams.opusmon"])
 def test_nothing_of_this_is_true_of_real_sessions_that_were_well(file):
     """A load that pauses 90 ms between rounds and then launches without ever waiting: neither gaps nor waits of note."""
     assert set(RULES) <= set(run.rules())

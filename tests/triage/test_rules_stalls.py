@@ -215,7 +215,7 @@ def test_a_queue_is_work_too_and_old_figures_are_none():
 
 
 @pytest.mark.parametrize(
-    ("busy_pct", "severity"), [(97, None), (80, None), (79, CRIT), (5, CRIT), (None, NOTE)]
+    ("busy_pct", "severity"), [(97, None), (80, None), (33, None), (31, CRIT), (5, CRIT), (None, NOTE)]
 )
 def test_waiting_for_a_gpu_that_works_is_no_stall(busy_pct, severity):
     session = CudaSession()

@@ -4,10 +4,10 @@ import contextlib
 import shutil
 
 import pytest
+from sessions import h200x2
 from textual.widgets import Input
 
 from opusmon.clock import NS, ManualClock
-from opusmon.paths import demo_file
 from opusmon.recording import Recording
 from opusmon.session import ReplaySession
 from opusmon.ui.app import OpusmonApp
@@ -62,7 +62,7 @@ class Driver:
 @contextlib.asynccontextmanager
 async def replay(size=(160, 50), path=None, follow=False, glyphs=BRAILLE, **kwargs):
     clock = ManualClock()
-    session = ReplaySession(Recording.open(path or demo_file()), clock, follow=follow)
+    session = ReplaySession(Recording.open(path or h200x2()), clock, follow=follow)
     playhead = playhead_of(session, clock.now)
     playhead.pause()
     app = OpusmonApp(session, glyphs=glyphs, playhead=playhead, environ=kwargs.pop("environ", {}), **kwargs)
@@ -252,7 +252,7 @@ async def test_ctrl_c_leaves_while_typing():
 
 async def test_a_replayed_file_is_not_written_to(tmp_path):
     copy = tmp_path / "copy.opusmon"
-    shutil.copyfile(demo_file(), copy)
+    shutil.copyfile(h200x2(), copy)
     before = copy.read_bytes()
     async with replay(path=copy) as it:
         it.head.seek(it.app.session.window.t0 + 61 * NS)
@@ -361,3 +361,22 @@ async def test_what_did_not_change_is_not_drawn():
         it.head.seek(it.head.t + 30 * NS)
         it.board.frame()
         assert len(calls) == 1
+
+
+async def test_e_says_what_moved_first_in_the_span_shown():
+    async with replay() as it:
+        window = it.app.session.window
+        it.head.seek(window.t0 + 75 * NS)  # the matmul has begun: power is capped
+        for _ in range(3):
+            await it.press("minus")
+        assert it.board.span_ns == 30 * NS
+        await it.press("e")
+        await it.pilot.pause()
+        shown = it.text("#sheet")
+        assert "what moved first" in shown
+        assert "correlation" in shown
+        await it.press("escape")
+        it.head.seek(window.t0 + 3 * NS)
+        await it.press("e")
+        assert it.app.screen is it.board  # too little before it to compare with, and it says so
+        assert it.text("#footer").strip()

@@ -7,6 +7,7 @@ One JSON line per group: kind, how many, what they were told to take, and when (
 Needs torch with CUDA, and triton for the JIT; changes no setting of the GPU.
 """
 
+import ctypes
 import gc
 import json
 import mmap
@@ -121,12 +122,16 @@ def serve_quietly(x, seconds):
 
 
 def allocations():
-    t0 = time.monotonic_ns()
+    """The driver's own calls, past every cache."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    t0, took = time.monotonic_ns(), []
     for _ in range(23):
-        block = torch.cuda.caching_allocator_alloc(512 << 20)
-        torch.cuda.caching_allocator_delete(block)
-        torch.cuda.empty_cache()
-    say("alloc", t0, count=23, size_b=512 << 20)
+        place = ctypes.c_uint64()
+        took.append(
+            timed(lambda place=place: driver.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(512 << 20)))
+        )
+        driver.cuMemFree_v2(place)
+    say("alloc", t0, count=23, size_b=512 << 20, took_ns=took)
 
 
 def jit():

@@ -18,7 +18,7 @@ from opusmon.collectors.canary.endpoint import CanaryConfig, CanaryRefused, anno
 from opusmon.collectors.canary.prompt import bound, prompt
 from opusmon.collectors.cost import INTERVAL_NS as COST_NS
 from opusmon.collectors.cost import CallCost, CostMeter
-from opusmon.collectors.ebpf.notes import Notes
+from opusmon.collectors.notes import Notes
 from opusmon.schema import Batch, Channel, StringTable
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from opusmon.clock import NS
 from opusmon.collectors.base import Unavailable
+from opusmon.loopback import is_loopback
 
 PATH = "/v1/messages"
 PER_HOUR_MOST = 3600.0
@@ -87,7 +87,7 @@ def check(config: CanaryConfig) -> CanaryConfig:
     parts = _address(config.base_url)
     if not config.model:
         raise CanaryRefused("no model to ask", "name one with --model, as the server calls it")
-    if parts.scheme == "http" and not _loopback(parts.hostname or "") and _has_secret(config.env):
+    if parts.scheme == "http" and not is_loopback(parts.hostname or "") and _has_secret(config.env):
         raise CanaryRefused(
             f"plain http to {config.host} would show the key of the environment to the network",
             f"use https, or unset {', '.join(_SECRETS)}",
@@ -136,13 +136,6 @@ def _address(url: str) -> SplitResult:
     if any(ord(char) <= 0x20 or ord(char) == 0x7F for char in url):
         raise CanaryRefused("the endpoint's address has blanks or control characters", "write it without")
     return parts
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _has_secret(env: Mapping[str, str]) -> bool:

@@ -58,8 +58,8 @@ def file_offset(file: BinaryIO, address: int) -> int:
     """
     try:
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as image:
-            _check(image)
-            return _offset(_segments(image), address)
+            check(image)
+            return _offset(segments(image), address)
     except (ValueError, OSError, struct.error, IndexError) as error:
         raise NotALibrary(str(error)) from error
 
@@ -86,16 +86,21 @@ def _emulated(code: bytes) -> bool:
     return _PUSH.match(code) is not None or code.startswith(_NOP5)
 
 
-def _check(image: mmap.mmap) -> None:
+def check(image: mmap.mmap) -> None:
+    """Go on only with an ELF64 file, little-endian.
+
+    Raises:
+        NotALibrary: it is none.
+    """
     if image[:6] != b"\x7fELF\x02\x01":
         raise NotALibrary("not an ELF64 library")
 
 
 def _functions(image: mmap.mmap, wanted: Collection[str]) -> Iterator[tuple[str, Function]]:
-    _check(image)
+    check(image)
     (shoff,) = struct.unpack_from("<Q", image, 40)
     shentsize, shnum = struct.unpack_from("<HH", image, 58)
-    segments = _segments(image)
+    loaded = segments(image)
     names = {name.encode() for name in wanted}
     for index in range(shnum):
         head = struct.unpack_from("<IIQQQQIIQQ", image, shoff + index * shentsize)
@@ -109,21 +114,28 @@ def _functions(image: mmap.mmap, wanted: Collection[str]) -> Iterator[tuple[str,
             end = image.find(b"\0", strings + name_at)
             name = image[strings + name_at : end]
             if name in names:
-                at = _offset(segments, value)
+                at = _offset(loaded, value)
                 yield name.decode(), Function(name.decode(), value, image[at : at + _HEAD_B])
 
 
-def _segments(image: mmap.mmap) -> list[tuple[int, int, int]]:
-    """Loaded segments as (virtual address, size in the file, offset in the file)."""
+def segments(image: mmap.mmap) -> list[tuple[int, int, int]]:
+    """Loaded segments as (virtual address, size in the file, offset in the file).
+
+    Args:
+        image: of a file that passed `check`.
+
+    Raises:
+        struct.error: the file ends before its tables do.
+    """
     (phoff,) = struct.unpack_from("<Q", image, 32)
     size, count = struct.unpack_from("<HH", image, 54)
     heads = (struct.unpack_from("<IIQQQQ", image, phoff + index * size) for index in range(count))
     return [(head[3], head[5], head[2]) for head in heads if head[0] == _PT_LOAD]
 
 
-def _offset(segments: list[tuple[int, int, int]], address: int) -> int:
+def _offset(loaded: list[tuple[int, int, int]], address: int) -> int:
     """Place in the file of a virtual address."""
-    for start, size, offset in segments:
+    for start, size, offset in loaded:
         if start <= address < start + size:
             return address - start + offset
     raise NotALibrary("a symbol lies outside the file")

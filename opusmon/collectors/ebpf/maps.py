@@ -89,6 +89,21 @@ class HashMap:
         _bpf(_DELETE, _Elem(self._fd, ctypes.addressof(buffer), 0, 0))
 
 
+def read_slot(fd: int, slot: int, into: np.ndarray[Any, Any]) -> int:
+    """Read what an array or a map of stacks holds under a number.
+
+    Args:
+        fd: of the map.
+        slot: the number.
+        into: contiguous and as large as a value, of all CPUs where the map keeps one for each.
+
+    Returns:
+        0, or the errno.
+    """
+    key = ctypes.c_uint32(slot)
+    return _bpf(_LOOKUP, _Elem(fd, ctypes.addressof(key), into.ctypes.data, 0))
+
+
 def read_percpu(fd: int, slot: int) -> int:
     """Sum over all CPUs of one u64 slot of a per-CPU array.
 
@@ -96,8 +111,7 @@ def read_percpu(fd: int, slot: int) -> int:
         OSError: there is no such slot.
     """
     values = np.zeros(possible_cpus(), np.uint64)
-    key = ctypes.c_uint32(slot)
-    code = _bpf(_LOOKUP, _Elem(fd, ctypes.addressof(key), values.ctypes.data, 0))
+    code = read_slot(fd, slot, values)
     if code:
         raise OSError(code, os.strerror(code))
     return int(values.sum())

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-3-Clause */
 /* One C source for two backends: bcc, which compiles it on the host, and clang, which compiled it before, for libbpf.
  *
- * NAME.bpf.c begins with
+ * NAME.bpf.c, or the first of its parts, begins with
  *     #include "portable.bpf.h"
- * and uses the words below instead of either dialect. Python loads it with `probes.load("NAME", cflags)`, where
+ * and uses the words below instead of either dialect. Its parts are headers beside it, put into one text before any
+ * compiler sees it (source_text.py). Python loads it with `probes.load("NAME", cflags)`, where
  * cflags are the -D words of its bounds; the objects are made by `python tests/bpf_objects.py`, which holds a table
  * of the sources and their flags per machine.
  *

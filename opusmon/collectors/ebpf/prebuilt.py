@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opusmon.collectors.ebpf.bcc_text import HEADER
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
+from opusmon.collectors.ebpf.source_text import SOURCES, whole
 
-SOURCES = Path(__file__).parent
 FOLDER = SOURCES / "objects"
 MANIFEST = "manifest.json"
 
@@ -43,9 +42,8 @@ def file_name(name: str, machine: str) -> str:
 
 
 def source_sha256(name: str, sources: Path = SOURCES) -> str:
-    """Digest of NAME.bpf.c and of the header it includes."""
-    texts = [(sources / file).read_bytes() for file in (f"{name}.bpf.c", HEADER)]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+    """Digest of NAME.bpf.c with all its parts."""
+    return hashlib.sha256(whole(name, sources).encode("utf-8")).hexdigest()
 
 
 def find(

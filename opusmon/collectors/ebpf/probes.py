@@ -192,7 +192,7 @@ def load(name: str, cflags: Sequence[str] = (), host: Host | None = None) -> Bac
     if forced not in ("", "libbpf", "bcc"):
         raise ProbesUnavailable(f"{VARIABLE} is neither libbpf nor bcc", f"unset {VARIABLE}")
     if forced == "bcc":
-        return BccBackend(source(f"{name}.bpf.c"), cflags)
+        return BccBackend(source(name), cflags)
     if forced == "libbpf":
         return _by_libbpf(name, cflags, view)
     return _either(name, cflags, view)
@@ -213,7 +213,7 @@ def _either(name: str, cflags: Sequence[str], host: Host) -> Backend:
     except ProbesUnavailable as error:
         why = error.why
     try:
-        backend = BccBackend(source(f"{name}.bpf.c"), cflags)
+        backend = BccBackend(source(name), cflags)
     except ProbesUnavailable as error:
         reason = f"neither libbpf nor bcc can set probes: {why.reason}; {error.why.reason}"
         raise ProbesUnavailable(reason, why.remedy or error.why.remedy) from error

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from opusmon.collectors.ebpf.elf import NotALibrary, _check, _segments
+from opusmon.collectors.ebpf import elf
+from opusmon.collectors.ebpf.elf import NotALibrary
 from opusmon.collectors.ebpf.libcuda import Mapping as Mapped
 from opusmon.collectors.ebpf.maps import Table
 
@@ -98,8 +99,8 @@ class Symbols:
     def __init__(self, file: int) -> None:
         try:
             with mmap.mmap(file, 0, prot=mmap.PROT_READ) as image:
-                _check(image)
-                self._segments = _segments(image)
+                elf.check(image)
+                self._segments = elf.segments(image)
                 self._starts, self._sizes, self._names = _functions(image)
         except (ValueError, OSError, struct.error, IndexError) as error:
             raise NotALibrary(str(error)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import struct
@@ -13,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from opusmon.collectors.ebpf import maps
-from opusmon.collectors.ebpf.maps import _LOOKUP, Table, _Elem
+from opusmon.collectors.ebpf.maps import Table
 from opusmon.collectors.ebpf.probes import Backend
 from opusmon.collectors.ebpf.symbols import STACK_ARGUMENT_9
 
@@ -238,8 +237,8 @@ class StallMaps:
         """Addresses of a user stack, innermost first; empty where there is none."""
         if number < 0:
             return ()
-        key, frames = ctypes.c_uint32(number), np.zeros(STACK_DEPTH, np.uint64)
-        missed = maps.call(_LOOKUP, _Elem(self._fd("stacks"), ctypes.addressof(key), frames.ctypes.data, 0))
+        frames = np.zeros(STACK_DEPTH, np.uint64)
+        missed = maps.read_slot(self._fd("stacks"), number, frames)
         return () if missed else tuple(frames[frames != 0].tolist())
 
     def counts(self) -> Counts:

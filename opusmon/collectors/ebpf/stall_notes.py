@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from opusmon.collectors.ebpf import stall_words as words
 from opusmon.collectors.ebpf.libcuda import Scan
-from opusmon.collectors.ebpf.notes import Key
 from opusmon.collectors.ebpf.stall_maps import RING_B, OpenWait
 from opusmon.collectors.ebpf.stall_probes import StallProbes
 from opusmon.collectors.ebpf.stall_ration import GROUPS, Ration
 from opusmon.collectors.ebpf.stall_rows import MAX_TEXTS
 from opusmon.collectors.ebpf.symbols import STALL_ENTRIES, TLS_ENTRIES
+from opusmon.collectors.notes import Key, hidden
 
 NS = 1_000_000_000
 MAX_OPEN = 8
@@ -61,11 +61,7 @@ def statements(sight: Sight) -> Mapping[Key, Said]:
     """What holds now, by key."""
     said: dict[Key, Said] = {("", "", ""): ("ok", watching(sight), "")}
     if sight.scan.hidden:
-        said["", "", "hidden"] = (
-            "no_permission",
-            f"processes that may not be looked into: {sight.scan.hidden}",
-            "",
-        )
+        said["", "", "hidden"] = (*hidden(sight.scan.hidden), "")
     if sight.probes is not None:
         said.update(_of_probes(sight.probes, sight))
         said.update(_of_budget(sight))

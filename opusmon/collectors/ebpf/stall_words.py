@@ -8,19 +8,7 @@ import numpy as np
 
 from opusmon.collectors.ebpf.stall_maps import NO_BEGIN, NOT_BEGUN, RUNS
 from opusmon.collectors.ebpf.symbols import CALLS
-
-CAPTURE_CODES = {
-    900: "not permitted while a stream is capturing",
-    901: "invalidated by an earlier error",
-    902: "would merge two captures",
-    903: "this stream did not begin the capture",
-    904: "a forked stream was not joined",
-    905: "a dependency crosses the boundary of the capture",
-    906: "implicit dependency on the legacy stream",
-    907: "operation on an event of the capture",
-    908: "ended by another thread than began it",
-}
-"""CUresult values 900 to 908 (CUDA_ERROR_STREAM_CAPTURE_*)."""
+from opusmon.cuda_codes import CAPTURE_CODES
 
 KINDS = ("", "wait", "off_cpu", "run_queue", "futex", "jit", "capture", "init_in_capture", "tls")
 """`kind` of an event of the kernel, by number."""

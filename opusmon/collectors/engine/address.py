@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
+
+from opusmon.loopback import is_loopback
 
 _MAX_CHARS = 200
 
@@ -41,12 +42,7 @@ class Address:
     @property
     def local(self) -> bool:
         """It is this host by its loopback name or address."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def label(self, path: str) -> str:
         """What rows and status say: host:port/path."""

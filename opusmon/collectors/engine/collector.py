@@ -14,15 +14,16 @@ from opusmon.channels import DCGM as DCGM_CHANNEL
 from opusmon.clock import NS, Clock
 from opusmon.collectors.base import Unavailable, every, status_batch
 from opusmon.collectors.cost import CallCost, CostMeter
-from opusmon.collectors.ebpf.notes import Key, Notes
 from opusmon.collectors.engine import explain
 from opusmon.collectors.engine.address import Address, AddressError, parse
 from opusmon.collectors.engine.discover import SCAN_NS, Candidate, Questions, View, look
 from opusmon.collectors.engine.kinds import BY_NAME as KINDS_BY_NAME
 from opusmon.collectors.engine.kinds import DCGM
+from opusmon.collectors.engine.lazy import LazyFetcher
 from opusmon.collectors.engine.rows import batches, dcgm_batch
 from opusmon.collectors.engine.target import Outcome, Target
 from opusmon.collectors.engine.trouble import Getter
+from opusmon.collectors.notes import Key, Notes
 from opusmon.schema import Batch, Channel, StringTable
 
 MIN_INTERVAL_NS = 250_000_000
@@ -92,13 +93,11 @@ class EngineCollector:
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Rows of all channels until closed."""
-        from opusmon.collectors.engine.fetch import Fetcher  # brings the HTTP client
-
         self._queue: asyncio.Queue[Batch | None] = asyncio.Queue(_QUEUE)
         self._meter = CostMeter(self.name, self._clock, 5 * NS, _REPORT_NS, guest=True)
         self._cost = CallCost()
         self._crash = None
-        async with Fetcher() as fetcher:
+        async with LazyFetcher() as fetcher:
             for target in (*self._named, *(target for target, _ in self._found.values())):
                 self._spawn(self._follow(target, fetcher))
             if self._discover:

@@ -17,6 +17,7 @@ from opusmon.collectors.engine.deltas import Step
 from opusmon.collectors.engine.page import Labels, Samples
 from opusmon.collectors.engine.vocabulary import EngineKind, Mean, Pick, Ratio
 from opusmon.quantiles import NAN, Buckets, buckets, merge
+from opusmon.text import printable
 
 MAX_MODELS = 32
 MAX_MODEL_CHARS = 200
@@ -292,9 +293,4 @@ def _without(labels: Labels, names: frozenset[str]) -> Labels:
 def _model(labels: Labels, names: tuple[str, ...]) -> str:
     held = dict(labels)
     model = next((held[name] for name in names if name in held), "")
-    return _plain(model)
-
-
-def _plain(text: str) -> str:
-    """One line of printable characters."""
-    return "".join(char if char.isprintable() else "?" for char in text[:MAX_MODEL_CHARS])
+    return printable(model[:MAX_MODEL_CHARS])

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from opusmon.channels import DCGM, ENGINE, ENGINE_BUCKET
-from opusmon.collectors.ebpf.notes import Key
 from opusmon.collectors.engine.dcgm import HbmShare
 from opusmon.collectors.engine.figures import Figures
 from opusmon.collectors.engine.vocabulary import EngineKind
+from opusmon.collectors.notes import Key
 from opusmon.quantiles import NAN
 from opusmon.schema import Batch, StringTable
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from opusmon.clock import NS, Clock
-from opusmon.collectors.ebpf.notes import Key
 from opusmon.collectors.engine.address import Address
 from opusmon.collectors.engine.dcgm import HbmShare, hbm_shares
 from opusmon.collectors.engine.deltas import Deltas
@@ -17,6 +16,7 @@ from opusmon.collectors.engine.page import Page, PageError, Reader
 from opusmon.collectors.engine.rows import Scrape, reasons
 from opusmon.collectors.engine.trouble import FetchError, Getter
 from opusmon.collectors.engine.vocabulary import EngineKind, counters
+from opusmon.collectors.notes import Key
 
 PATHS = ("/metrics", "/prometheus/metrics")
 MAX_WAIT_NS = 30 * NS

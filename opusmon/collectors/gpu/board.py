@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from opusmon.channels import KEYFRAME_NS
 from opusmon.collectors.base import Status
-from opusmon.collectors.gpu.nvml import Missing
-from opusmon.collectors.gpu.reading import Key
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
 
 OK = Missing("ok", "")
 

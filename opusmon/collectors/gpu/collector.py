@@ -21,15 +21,14 @@ from opusmon.channels import (
 from opusmon.clock import NS, Clock
 from opusmon.collectors.base import Status, Tick, Unavailable, every, status_batch
 from opusmon.collectors.cost import CostMeter
+from opusmon.collectors.crew import Crew, Job, Round
 from opusmon.collectors.gpu.board import Board
-from opusmon.collectors.gpu.crew import Crew, Job, Round
 from opusmon.collectors.gpu.device import Device, Surroundings
 from opusmon.collectors.gpu.events import Waiter
 from opusmon.collectors.gpu.gpm import MIN_WINDOW_NS
 from opusmon.collectors.gpu.nvml import (
     FACILITY_LOST,
     CollectorUnavailable,
-    Missing,
     Nvml,
     load,
     missing,
@@ -37,8 +36,10 @@ from opusmon.collectors.gpu.nvml import (
     why_not,
 )
 from opusmon.collectors.gpu.probe import probe
-from opusmon.collectors.gpu.processes import Users
-from opusmon.collectors.gpu.reading import DeviceFacts, Event, Key, Reading, scope
+from opusmon.collectors.gpu.reading import DeviceFacts, Event, Reading, scope
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
+from opusmon.collectors.process_names import Users
 from opusmon.schema import Batch, Channel, Rows, StringTable, join_rows
 
 MIN_INTERVAL_NS = 250_000_000

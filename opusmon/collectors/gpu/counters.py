@@ -8,12 +8,9 @@ import numpy as np
 
 from opusmon.collectors.gpu.fields import Floats
 from opusmon.collectors.gpu.limits import MAX_LINK_BPS, NO_NUMBER
-from opusmon.collectors.gpu.nvml import Missing
+from opusmon.collectors.missing import FIRST, WENT_BACK, Missing
 
 KIB = 1024
-
-WENT_BACK = Missing("error", "the counter went back (reset or wrapped); the rate starts anew")
-FIRST = Missing("unavailable", "a rate needs two readings of the counter")
 
 
 class CounterRate:

@@ -24,10 +24,10 @@ from opusmon.collectors.gpu.mig import (
     open_instance,
     put_memory,
 )
-from opusmon.collectors.gpu.nvml import LOST, Missing, Nvml
-from opusmon.collectors.gpu.processes import Processes, Users
+from opusmon.collectors.gpu.nvml import LOST, Nvml
+from opusmon.collectors.gpu.processes import Processes
 from opusmon.collectors.gpu.rates import RateSource
-from opusmon.collectors.gpu.reading import DeviceFacts, Event, GpuRow, Key, Reading, scope
+from opusmon.collectors.gpu.reading import DeviceFacts, Event, GpuRow, Reading, scope
 from opusmon.collectors.gpu.sensors import (
     CLOCK_MEM,
     CLOCK_SM,
@@ -37,6 +37,9 @@ from opusmon.collectors.gpu.sensors import (
     read_errors,
     read_sensors,
 )
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
+from opusmon.collectors.process_names import Users
 
 UNLISTED = Missing("unavailable", "the driver no longer lists this GPU", "look for 'NVRM: Xid' in dmesg", 15)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from opusmon.channels import WHOLE_GPU
 from opusmon.clock import Clock
-from opusmon.collectors.gpu.nvml import FACILITY_LOST, TIMEOUT, Missing, Nvml
+from opusmon.collectors.gpu.nvml import FACILITY_LOST, TIMEOUT, Nvml
 from opusmon.collectors.gpu.reading import Event
 from opusmon.collectors.gpu.xid import meaning
+from opusmon.collectors.missing import Missing
 
 WAIT_MS = 500
 XID = 0x8

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from opusmon.collectors.gpu.limits import NO_NUMBER, NOT_AVAILABLE, UNAVAILABLE
-from opusmon.collectors.gpu.nvml import Missing, Nvml, missing
+from opusmon.collectors.gpu.nvml import Nvml, missing
+from opusmon.collectors.missing import Missing
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 

@@ -12,7 +12,8 @@ import numpy as np
 from opusmon.clock import Clock
 from opusmon.collectors.gpu.fields import Floats
 from opusmon.collectors.gpu.limits import MAX_BPS, MAX_LINK_BPS, NO_NUMBER, bounded, percent, scaled
-from opusmon.collectors.gpu.nvml import Missing, Nvml, missing
+from opusmon.collectors.gpu.nvml import Nvml, missing
+from opusmon.collectors.missing import Missing
 
 MIB = 1_048_576
 MIN_WINDOW_NS = 200_000_000

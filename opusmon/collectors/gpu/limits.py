@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from opusmon.collectors.gpu.nvml import Missing
+from opusmon.collectors.missing import Missing
 
 NOT_AVAILABLE = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 """NVML_VALUE_NOT_AVAILABLE for 32 and 64 bits: "no value", written as a number."""

@@ -16,8 +16,10 @@ import numpy as np
 from opusmon.channels import WHOLE_GPU
 from opusmon.collectors.gpu import fields as f
 from opusmon.collectors.gpu.fields import FieldGroup, FieldReader, Floats, entry_missing
-from opusmon.collectors.gpu.nvml import NOT_SUPPORTED, Missing, Nvml
-from opusmon.collectors.gpu.reading import Event, Key, scope
+from opusmon.collectors.gpu.nvml import NOT_SUPPORTED, Nvml
+from opusmon.collectors.gpu.reading import Event, scope
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
 
 NAMES = ("replay_errors", "recovery_errors", "crc_errors")
 FAMILIES = (

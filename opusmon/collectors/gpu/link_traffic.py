@@ -13,7 +13,8 @@ from opusmon.collectors.gpu import fields as f
 from opusmon.collectors.gpu.counters import KIB, CounterRate
 from opusmon.collectors.gpu.fields import FieldGroup, FieldReader, Floats, entry_missing
 from opusmon.collectors.gpu.limits import NO_NUMBER
-from opusmon.collectors.gpu.nvml import Missing, Nvml
+from opusmon.collectors.gpu.nvml import Nvml
+from opusmon.collectors.missing import Missing
 
 LINKS_PER_CALL = f.MOST_EXPENSIVE // 2
 

@@ -12,8 +12,10 @@ from opusmon.collectors.gpu import fields as f
 from opusmon.collectors.gpu.fields import FieldGroup, FieldReader, Floats, entry_missing
 from opusmon.collectors.gpu.link_errors import NAMES, LinkErrors
 from opusmon.collectors.gpu.link_traffic import LinkRates
-from opusmon.collectors.gpu.nvml import Missing, Nvml
-from opusmon.collectors.gpu.reading import Event, Key, scope
+from opusmon.collectors.gpu.nvml import Nvml
+from opusmon.collectors.gpu.reading import Event, scope
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
 from opusmon.schema import Rows
 
 MB = 1_000_000

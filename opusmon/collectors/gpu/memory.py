@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from opusmon.collectors.gpu.limits import NOT_AVAILABLE, UNAVAILABLE
-from opusmon.collectors.gpu.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Missing, Nvml
+from opusmon.collectors.gpu.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Nvml
+from opusmon.collectors.missing import Missing
 
 MEMORY_V2 = 0x02000028
 """NVML's version word of nvmlMemory_v2_t: version 2, 40 bytes."""

@@ -8,9 +8,10 @@ from typing import Any
 from opusmon.clock import Clock
 from opusmon.collectors.gpu.gpm import FIELDS, Gpm, Window
 from opusmon.collectors.gpu.memory import read_memory
-from opusmon.collectors.gpu.nvml import Missing, Nvml
+from opusmon.collectors.gpu.nvml import Nvml
 from opusmon.collectors.gpu.reading import GpuRow
 from opusmon.collectors.gpu.sensors import ERROR_COLUMNS, MIG_UTILIZATION, THROTTLE_FIELDS
+from opusmon.collectors.missing import Missing
 
 WHOLE_ONLY = Missing("not_supported", "measured for the whole GPU only: see its row without a GPU instance")
 OWN_SLICE = Missing(

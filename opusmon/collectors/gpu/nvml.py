@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from opusmon.collectors.base import Unavailable
 from opusmon.collectors.cost import CallCost
 from opusmon.collectors.gpu.probe import kernel_module_version
+from opusmon.collectors.missing import Missing
 
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
@@ -57,23 +57,6 @@ class CollectorUnavailable(Exception):  # noqa: N818  (a state of the host, not 
     def __init__(self, why: Unavailable) -> None:
         super().__init__(why.reason)
         self.why = why
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Why a value is missing, as a `status` row says it.
-
-    Attributes:
-        state: one of the states of `opusmon.channels.STATUS`.
-        reason: one sentence.
-        remedy: what mends it, "" if nothing does.
-        code: the NVML return code, 0 when the reason is not one.
-    """
-
-    state: str
-    reason: str
-    remedy: str = ""
-    code: int = 0
 
 
 def missing(code: int, call: str) -> Missing:

@@ -17,8 +17,9 @@ from opusmon.collectors.gpu.limits import MAX_BPS, NO_NUMBER
 from opusmon.collectors.gpu.link_traffic import LinkRates, LinkTraffic, no_rates
 from opusmon.collectors.gpu.links import NO_LINKS
 from opusmon.collectors.gpu.mig import put_window
-from opusmon.collectors.gpu.nvml import Missing, Nvml
+from opusmon.collectors.gpu.nvml import Nvml
 from opusmon.collectors.gpu.reading import GpuRow
+from opusmon.collectors.missing import Missing
 
 NARROW = Missing("not_supported", "the driver's byte counter has 32 bits and wraps within a second")
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opusmon.channels import GPU, WHOLE_GPU
-from opusmon.collectors.gpu.nvml import Missing
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
 from opusmon.schema import Rows
-
-Key = tuple[str, str, str]
-"""(channel, field, scope) of a status row."""
 
 _COLUMNS = tuple(f.name for f in GPU.fields if f.name not in ("gpu", "gi", "dt_ns"))
 

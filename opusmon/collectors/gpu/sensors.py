@@ -16,8 +16,9 @@ from opusmon.collectors.gpu.limits import (
     bounded,
     percent,
 )
-from opusmon.collectors.gpu.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Missing, Nvml
+from opusmon.collectors.gpu.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, Nvml
 from opusmon.collectors.gpu.reading import GpuRow
+from opusmon.collectors.missing import Missing
 
 CLOCK_SM, CLOCK_MEM = 1, 2
 TEMPERATURE_GPU = 0

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.files import MALFORMED, names, number, pick, read_short
 from opusmon.collectors.host.pressure import NO_PSI, totals
 from opusmon.collectors.host.reading import Answer
+from opusmon.collectors.missing import Missing
 
 UNLIMITED_B = 2**62
 """v1 writes the largest multiple of the page size below 2^63 for "no limit"."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.files import exists, plain, read
+from opusmon.collectors.missing import Missing
 
 Controller = Literal["cpu", "cpuacct", "memory", ""]
 """A v1 controller that is read here; "" is the v2 tree."""

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from opusmon.channels import CGROUP
 from opusmon.clock import NS, Clock
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host import cgroup_files as files
 from opusmon.collectors.host.cgroup_tree import V2, Controller, Hierarchy, Paths, Step, cut, label
 from opusmon.collectors.host.files import MALFORMED
 from opusmon.collectors.host.pressure import share
-from opusmon.collectors.host.reading import Answer, Key, Rates, Row
+from opusmon.collectors.host.reading import Answer, Rates, Row
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
 
 MAX_GROUPS = 64
 ELSEWHERE = Missing("not_supported", "the group is in no tree of this controller that can be seen from here")

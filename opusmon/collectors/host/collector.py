@@ -13,18 +13,17 @@ from typing import ClassVar, NamedTuple
 from opusmon.channels import CGROUP, HOST, PROCESS, STATUS
 from opusmon.clock import NS, Clock
 from opusmon.collectors.base import Unavailable, every, status_batch
-from opusmon.collectors.ebpf.notes import Notes
-from opusmon.collectors.gpu.crew import Crew, Round
-from opusmon.collectors.gpu.nvml import Missing
-from opusmon.collectors.gpu.processes import OUTSIDE, Users, process_name
+from opusmon.collectors.crew import Crew, Round
 from opusmon.collectors.host.cgroup_tree import hierarchies
 from opusmon.collectors.host.cgroups import GroupRow, Groups
 from opusmon.collectors.host.engines import Engines
 from opusmon.collectors.host.files import read
 from opusmon.collectors.host.machine import Machine
 from opusmon.collectors.host.processes import Processes, ProcessRow
-from opusmon.collectors.host.reading import Key
 from opusmon.collectors.host.watchlist import MAX_PROCESSES, Seen, Watchlist
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key, Notes
+from opusmon.collectors.process_names import OUTSIDE, Users, process_name
 from opusmon.schema import Batch, Channel, StringTable
 
 MIN_INTERVAL_NS = 250_000_000

@@ -14,9 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.files import MALFORMED, exists, read
 from opusmon.collectors.host.reading import Answer, Rates, Row, scaled, total
+from opusmon.collectors.missing import Missing
 
 SECTOR_B = 512
 """The unit of /proc/diskstats, whatever the disk's own sectors are."""

@@ -12,9 +12,9 @@ import os
 import re
 from itertools import chain
 
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.files import read_short
 from opusmon.collectors.host.processes import parse_stat
+from opusmon.collectors.missing import Missing
 
 MAX_LOOKS = 200
 """Processes looked at in a turn; one look takes 10 to 20 us."""

@@ -6,7 +6,8 @@ import errno
 import os
 import re
 
-from opusmon.collectors.gpu.nvml import Missing
+from opusmon.collectors.missing import Missing
+from opusmon.text import printable
 
 _BLOCK_B = 64 * 1024
 _MAX_B = 4 * 1024 * 1024
@@ -102,5 +103,4 @@ def number(text: bytes) -> int | None:
 
 def plain(raw: bytes) -> str:
     """Text from the kernel without control characters."""
-    text = raw.decode("utf-8", "replace")
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    return printable(raw.decode("utf-8", "replace"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from opusmon.channels import HOST
 from opusmon.clock import Clock
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.devices import Devices
 from opusmon.collectors.host.pressure import SystemPressure
-from opusmon.collectors.host.reading import Key, Row
+from opusmon.collectors.host.reading import Row
 from opusmon.collectors.host.system import System
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
 
 _COLUMNS = tuple(field.name for field in HOST.fields if field.name != "dt_ns")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.files import MALFORMED, read
 from opusmon.collectors.host.reading import Answer, Rates, Row, scaled
+from opusmon.collectors.missing import Missing
 
 RESOURCES = {"cpu": ("some",), "memory": ("some", "full"), "io": ("some", "full")}
 """What is read of each. The "full" line of cpu holds zeros that mean nothing: the kernel keeps it for old readers."""

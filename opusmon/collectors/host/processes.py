@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from opusmon.channels import PROCESS
 from opusmon.clock import NS, Clock
-from opusmon.collectors.gpu.nvml import Missing
-from opusmon.collectors.gpu.processes import Users
 from opusmon.collectors.host.cgroup_tree import Controller, label, membership
 from opusmon.collectors.host.files import MALFORMED, names, pick, plain, read_short, why
-from opusmon.collectors.host.reading import Answer, Key, Rates, Row, scaled
+from opusmon.collectors.host.reading import Answer, Rates, Row, scaled
+from opusmon.collectors.missing import Missing
+from opusmon.collectors.notes import Key
+from opusmon.collectors.process_names import Users
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KIB = 1024

@@ -6,12 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from opusmon.collectors.gpu.counters import FIRST, WENT_BACK
-from opusmon.collectors.gpu.nvml import Missing
+from opusmon.collectors.missing import FIRST, WENT_BACK, Missing
+from opusmon.collectors.notes import Key
 from opusmon.schema import Channel
-
-Key = tuple[str, str, str]
-"""(channel, field, scope) of a status row."""
 
 Answer = float | Missing
 """A number, or why there is none."""

@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 
-from opusmon.collectors.gpu.counters import FIRST, WENT_BACK
-from opusmon.collectors.gpu.nvml import Missing
 from opusmon.collectors.host.files import MALFORMED, names, pick, read
 from opusmon.collectors.host.reading import Answer, Rates, Row, scaled
+from opusmon.collectors.missing import FIRST, WENT_BACK, Missing
 
 PAGE_B = os.sysconf("SC_PAGE_SIZE")
 KIB = 1024

@@ -12,7 +12,7 @@ from opusmon.collectors.api.request import Keeper, Request, request_batch
 from opusmon.collectors.base import Unavailable, every, status_batch
 from opusmon.collectors.cost import INTERVAL_NS as COST_NS
 from opusmon.collectors.cost import CostMeter
-from opusmon.collectors.ebpf.notes import Notes
+from opusmon.collectors.notes import Notes
 from opusmon.collectors.otlp.pairing import HOLD_S, Pairs
 from opusmon.collectors.otlp.records import Record
 from opusmon.collectors.otlp.spans import seen

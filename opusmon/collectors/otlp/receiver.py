@@ -16,8 +16,9 @@ from opusmon.collectors.cost import CallCost
 from opusmon.collectors.otlp.answers import TYPES, Encoding, Refusal, failure, success
 from opusmon.collectors.otlp.decode import decode_json, decode_protobuf, has_protobuf
 from opusmon.collectors.otlp.records import Record, Signal, Undecodable
-from opusmon.collectors.proxy.rules import Listen, is_loopback, own_hosts
+from opusmon.collectors.proxy.rules import Listen, own_hosts
 from opusmon.collectors.proxy.server import listening_socket
+from opusmon.loopback import names_loopback
 
 BODY_B = 4 * 1024 * 1024
 """Of a body, before and after decompression."""
@@ -196,7 +197,7 @@ def _own_origin(request: web.BaseRequest) -> bool:
     if origin is None:
         return True
     try:
-        return is_loopback(urlsplit(origin).hostname or "")
+        return names_loopback(urlsplit(origin).hostname or "")
     except ValueError:
         return False
 

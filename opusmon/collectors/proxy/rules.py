@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 from multidict import CIMultiDict
 
 from opusmon.collectors.proxy.errors import ProxyUnavailable
+from opusmon.loopback import names_loopback
 
 DEFAULT_LISTEN = "127.0.0.1:8788"
 PATHS: tuple[str, ...] = (
@@ -82,21 +82,10 @@ def parse_listen(text: str) -> Listen:
     host = host.removeprefix("[").removesuffix("]") if host or text.startswith(":") else "127.0.0.1"
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise ProxyUnavailable(f"{text[:80]!r} is no address to listen on", f"--listen {DEFAULT_LISTEN}")
-    if not is_loopback(host):
+    if not names_loopback(host):
         reason = f"{host[:80] or 'every address'} is not loopback: requests carry keys in the clear"
         raise ProxyUnavailable(reason, f"--listen 127.0.0.1:{port}, and reach it from elsewhere by ssh -L")
     return Listen("127.0.0.1" if host.lower() == "localhost" else host, int(port))
-
-
-def is_loopback(host: str) -> bool:
-    """A loopback address, or a name that only ever means one."""
-    name = host.lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_upstream(text: str) -> str:
@@ -163,7 +152,7 @@ def own_hosts(hosts: Iterable[str]) -> bool:
 
     A page elsewhere can make a browser connect here under its own name (DNS rebinding); its `Host` gives it away.
     """
-    return all(is_loopback(_host(value)) for value in hosts)
+    return all(names_loopback(_host(value)) for value in hosts)
 
 
 def _host(value: str) -> str:

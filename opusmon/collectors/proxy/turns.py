@@ -8,7 +8,7 @@ from opusmon.clock import NS, Clock
 from opusmon.collectors.api.request import Keeper, open_batch, request_batch
 from opusmon.collectors.base import Tick, status_batch
 from opusmon.collectors.cost import CostMeter
-from opusmon.collectors.ebpf.notes import Notes
+from opusmon.collectors.notes import Notes
 from opusmon.collectors.proxy.flight import MAX_OPEN, Flights
 from opusmon.schema import Batch, StringTable
 

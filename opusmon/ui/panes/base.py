@@ -133,6 +133,11 @@ class Tracking(Protocol):
         ...
 
 
+def has(rows: Rows, *names: str) -> bool:
+    """There are rows, and they have these fields: a session of another version may lack some."""
+    return len(rows) > 0 and set(names) <= set(rows.dtype.names or ())
+
+
 def first_shown(selected: int, scroll: int, count: int, room: int) -> int:
     """Index of the first item to show so that the selected one is in sight and no room is wasted.
 

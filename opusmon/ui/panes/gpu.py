@@ -20,6 +20,7 @@ from opusmon.ui.panes.gpu_process import SORTS, more_line, process_lines, read_p
 from opusmon.ui.panes.gpu_rows import MIN_BLOCK_CELLS, block, block_lines, number_lines, settle, stale_flag
 from opusmon.ui.panes.gpu_state import Gpu, Reason, Snapshot, bandwidth_field, snapshot, statuses
 from opusmon.ui.panes.gpu_table import BUSY_MARK, Column, history_cells, layout, table_head, table_row
+from opusmon.ui.panes.statuses import trouble_line
 from opusmon.ui.text import Line, fit, fit_lines, join, line_cells, restyle
 from opusmon.ui.units import duration, percent, span
 
@@ -282,10 +283,7 @@ def _foot(frame: Frame, known: Snapshot) -> Line:
 
 
 def _reason(reason: Reason, others: int) -> Line:
-    wrong = reason.rank <= 2  # error, unavailable or restarting: something broke; the others are limits
     where = " ".join(word for word in (reason.scope, reason.field) if word)
     words = f"{where}: {reason.text}" if where else reason.text
-    line: Line = ((f"! {words}" if wrong else words, "warn" if wrong else "dim"),)
-    if reason.remedy:
-        line = (*line, (f" ({reason.remedy})", "key" if wrong else "dim"))
-    return (*line, (f"  +{others} more", "dim")) if others else line
+    wrong = reason.rank <= 2  # error, unavailable or restarting: something broke; the others are limits
+    return trouble_line(words, reason.remedy, others, is_wrong=wrong)

@@ -40,8 +40,9 @@ from opusmon.ui.panes.latency_words import (
     slo_line,
     worst_first,
 )
+from opusmon.ui.panes.statuses import WRONG_RANK, trouble_line, troubles
 from opusmon.ui.panes.waiting import NO_DATA
-from opusmon.ui.text import Line, clean, fill, fit, fit_lines, join, line_cells
+from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells
 
 LEVELS = ((0, 0), (1, 1), (1, 2), (1, 3), (2, 3), (3, 3))
 """How much of the first source is shown, and of the others, until there is room for the rest; see `chosen_metrics`."""
@@ -54,8 +55,6 @@ MAX_HEAT_LINES = 16
 MAX_REASONS = 6
 GOOD_MAP_LINES = 5
 """A map with less is coarse: what matters less than it waits for more room."""
-_WRONG_RANK = 3
-"""Up to this one a state means that something is broken; the others are limits."""
 _INDENT = "  "
 
 
@@ -71,7 +70,7 @@ class LatencyPane:
         """`1 latency  vllm :8000 1 s | proxy`; the age of an engine is added when scrapes fail to come."""
         known = snapshot(frame)
         if known.is_empty:
-            running = any(status.is_whole and status.state == "ok" for status in known.statuses)
+            running = any(status.is_whole and status.is_ok for status in known.statuses)
             return f"{self.number} {self.name}  {'nothing yet' if running else 'off'}"
         names = list(dict.fromkeys(_source_words(block) for block in known.blocks)) or ["in flight"]
         return f"{self.number} {self.name}  {' | '.join(names)}"
@@ -335,28 +334,21 @@ def _foot(known: Snapshot, width: int) -> Line:
     """What matters most of what is missing, the collectors' own trouble first, and how many more there are."""
     notes: list[tuple[int, str, str]] = []
     present = {block.source for block in known.blocks}
-    for status in known.statuses:
-        if status.collector == "slo" or status.state == "ok" or not (status.reason or status.state):
-            continue
-        if status.is_whole and status.collector not in present:
+    for status in troubles(known.statuses):
+        if status.collector == "slo" or (status.is_whole and status.collector not in present):
             continue
         where = " ".join(word for word in (status.collector, status.scope, status.field) if word)
-        notes.append((status.rank, f"{where}: {status.reason or status.state}", status.remedy))
-    notes += [(_WRONG_RANK, words, "") for words in known.wrong_slos]
-    notes += [(_WRONG_RANK + 1, words, "") for v in _once(known) for words in problems(v)]
+        notes.append((status.rank, f"{where}: {status.why}", status.remedy))
+    notes += [(WRONG_RANK, words, "") for words in known.wrong_slos]
+    notes += [(WRONG_RANK + 1, words, "") for v in _once(known) for words in problems(v)]
     notes += [
         (9, f"{source.name}: {source.reason}", source.remedy) for source in absent(known) if source.reason
     ]
     if not notes:
         return ()
     rank, words, remedy = min(notes, key=lambda note: note[0])
-    wrong = rank <= _WRONG_RANK
-    line: list[Line] = [((f"! {words}" if wrong else words, "warn" if wrong else "dim"),)]
-    if remedy:
-        line.append(((f"({remedy})", "key" if wrong else "dim"),))
-    if len(notes) > 1:
-        line.append(((f"+{len(notes) - 1} more", "dim"),))
-    return fit(((" ", ""), *join(line, " ")), width)
+    line = trouble_line(words, remedy, len(notes) - 1, is_wrong=rank <= WRONG_RANK)
+    return fit(((" ", ""), *line), width)
 
 
 def _once(known: Snapshot) -> Sequence[Slo]:

@@ -1,4 +1,4 @@
-"""What the latency pane reads of a view: requests, and what is missing and why.
+"""What the latency pane reads of a view: requests, those in flight, and in which sources they may be.
 
 Up to `ROWS_NS` requests are read as they are. Their rollups do not add up to percentiles, so over wider spans their
 figures say which time they cover.
@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from opusmon.channels import KEYFRAME_NS, REQUEST, REQUEST_OPEN
+from opusmon.channels import REQUEST, REQUEST_OPEN
 from opusmon.clock import NS
 from opusmon.collectors import REGISTRY
 from opusmon.schema import Channel, Rows, conform
 from opusmon.ui.panes.base import Frame, View
-from opusmon.ui.text import clean
 
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -37,8 +36,6 @@ COLLECTORS = ("engine", "proxy", "canary", "otlp")
 REMEDIES = {name: REGISTRY[name].enabled_by or f"opusmon --{name} URL" for name in COLLECTORS}
 """What switches each of them on, where no `status` row says it better."""
 _SEARCHED = ("source", "endpoint", "model", "label", "id", "outcome", "error")
-_STATES = ("error", "unavailable", "restarting", "no_permission", "stale")
-_STATUS_FIELDS = ("collector", "channel", "field", "scope", "state", "reason", "remedy")
 
 
 def read(view: View, channel: Channel, t0: int, t1: int) -> Rows:
@@ -57,49 +54,6 @@ def binned(view: View, channel: Channel, fields: Sequence[str], t0: int, t1: int
 def since(rows: Rows, t: int) -> Rows:
     """The rows after `t`, of rows by time; no copy."""
     return rows[int(np.searchsorted(rows["t"], t, side="right")) :]
-
-
-def has(rows: Rows, *names: str) -> bool:
-    """There are rows, and they have these fields."""
-    return len(rows) > 0 and set(names) <= set(rows.dtype.names or ())
-
-
-# -- what is missing ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A `status` row in words; see `opusmon.channels.STATUS`."""
-
-    collector: str
-    channel: str
-    field: str
-    scope: str
-    state: str
-    reason: str
-    remedy: str
-
-    @property
-    def is_whole(self) -> bool:
-        """It is about the collector, not about one of its values."""
-        return not (self.channel or self.field or self.scope)
-
-    @property
-    def rank(self) -> int:
-        """Place in order of importance, 0 first."""
-        return _STATES.index(self.state) if self.state in _STATES else len(_STATES)
-
-
-def read_statuses(view: View, t: int) -> tuple[Status, ...]:
-    """What the sources of latencies say of themselves at `t`, and the objectives (collector "slo")."""
-    rows = view.latest("status", t, KEYFRAME_NS + 5 * NS)
-    if not has(rows, *_STATUS_FIELDS):
-        return ()
-    text = view.strings.text
-    wanted = {*COLLECTORS, "slo"}
-    found = [row for row in rows if text(row["collector"]) in wanted]
-    said = (Status(*(clean(text(row[name])) for name in _STATUS_FIELDS)) for row in found)
-    return tuple(sorted(said, key=lambda s: (s.collector, s.channel, s.field, s.scope)))
 
 
 # -- requests ----------------------------------------------------------------------------------------------------

@@ -17,13 +17,12 @@ from opusmon.ui.panes.latency_read import (
     COLLECTORS,
     REMEDIES,
     Requests,
-    Status,
     read_open,
     read_requests,
-    read_statuses,
 )
 from opusmon.ui.panes.latency_slo import Verdict, verdicts
 from opusmon.ui.panes.memo import FrameMemo
+from opusmon.ui.panes.statuses import Status, read_statuses
 
 _ORDER = ("proxy", "engine", "otlp", "canary")
 """What real clients feel comes first, what a canary feels last."""
@@ -86,7 +85,7 @@ class Snapshot:
 
 def _snapshot(frame: Frame) -> Snapshot:
     """Read the view at the playhead."""
-    statuses = read_statuses(frame.view, frame.t)
+    statuses = read_statuses(frame.view, frame.t, *COLLECTORS, COLLECTOR)
     requests = read_requests(frame)
     step_ns = nice_step(max(frame.span_ns, 1), _WIDE_COLUMNS, NS)
     buckets = read_buckets(frame, step_ns)
@@ -134,8 +133,8 @@ def absent(known: Snapshot) -> list[Absent]:
     found: list[Absent] = []
     for name in COLLECTORS:
         status = said.get(name)
-        if name in present or (status is not None and status.state == "ok"):
+        if name in present or (status is not None and status.is_ok):
             continue
-        reason = (status.reason or status.state) if status is not None else ""
+        reason = status.why if status is not None else ""
         found.append(Absent(name, reason, (status.remedy if status is not None else "") or REMEDIES[name]))
     return found

@@ -39,8 +39,8 @@ from opusmon.ui.panes.stalls_totals import (
     kinds_line,
     when_line,
 )
-from opusmon.ui.panes.streams_state import Status
-from opusmon.ui.panes.waiting import NO_DATA, WaitingPane
+from opusmon.ui.panes.statuses import WRONG_RANK, Status, trouble_line, troubles, waiting
+from opusmon.ui.panes.waiting import WaitingPane
 from opusmon.ui.text import Line, clean, fill, fit, fit_lines, join, line_cells
 
 NUMBER = 4
@@ -55,8 +55,6 @@ MIN_LIST_LINES = 5
 BESIDE_CELLS = 120
 """From this width on the totals of a maximized pane stand beside the selected stall."""
 SIDE_CELLS = 64
-_WRONG_RANK = 3
-"""Up to this one something is broken or kept from us; the states after it are limits."""
 
 
 class StallsPane:
@@ -130,12 +128,7 @@ def _off(known: Snapshot) -> WaitingPane | None:
     """What stands in for the pane while there is nothing; None when there are stalls, or none is the news."""
     if len(known.rows) or known.unread:
         return None
-    said = known.collector
-    if said is None:
-        return WaitingPane(COLLECTOR, NUMBER, shows.STALLS, NO_DATA)
-    if said.is_ok:
-        return None
-    return WaitingPane(COLLECTOR, NUMBER, shows.STALLS, said.reason or said.state, said.remedy)
+    return waiting(COLLECTOR, NUMBER, shows.STALLS, known.collector)
 
 
 def _waiting(frame: Frame, off: WaitingPane) -> list[Line]:
@@ -281,21 +274,14 @@ def _foot(frame: Frame, known: Snapshot) -> list[Line]:
 
 def _is_wrong(status: Status) -> bool:
     """Something is broken or kept from us; other states are limits, as are kinds that cannot occur here."""
-    is_whole = not (status.channel or status.field or status.scope)
-    return is_whole or (status.rank <= _WRONG_RANK and status.state != "unavailable")
+    return status.is_whole or (status.rank <= WRONG_RANK and status.state != "unavailable")
 
 
 def _trouble(statuses: Sequence[Status]) -> Line:
     """The reason that matters most and how many more there are."""
-    found = [status for status in statuses if not status.is_ok and (status.reason or status.state)]
+    found = troubles(statuses)
     if not found:
         return ()
     first = min(found, key=lambda status: (not _is_wrong(status), status.rank))
-    wrong = _is_wrong(first)
-    where = " ".join(word for word in (first.scope, first.field) if word)
-    words = f"{where}: {first.reason or first.state}" if where else first.reason or first.state
-    line: Line = ((f"! {words}" if wrong else words, "warn" if wrong else "dim"),)
-    if first.remedy:
-        line = (*line, (f" ({first.remedy})", "key" if wrong else "dim"))
-    more: Line = ((f"+{len(found) - 1} more", "dim"),) if len(found) > 1 else ()
-    return ((" ", ""), *join([line, more]))
+    line = trouble_line(first.text, first.remedy, len(found) - 1, is_wrong=_is_wrong(first))
+    return ((" ", ""), *line)

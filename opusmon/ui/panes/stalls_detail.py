@@ -10,21 +10,14 @@ import numpy as np
 
 from opusmon.channels import STREAM, WHOLE_CONTEXT
 from opusmon.clock import NS
+from opusmon.cuda_codes import RESULTS
 from opusmon.schema import Rows, conform
 from opusmon.triage.severity import CRIT, NOTE, OTHER_LIMITS, STALL_LIMITS, WARN
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame
 from opusmon.ui.panes.stalls_state import Snapshot, Stall, same_thread
 from opusmon.ui.panes.stalls_table import clock_words, kind_words, remark
-from opusmon.ui.panes.stalls_words import (
-    KINDS,
-    LEVEL_WORDS,
-    OTHER,
-    PAGE_FAULTS,
-    RESULTS,
-    severity_mark,
-    whole,
-)
+from opusmon.ui.panes.stalls_words import KINDS, LEVEL_WORDS, OTHER, PAGE_FAULTS, severity_mark, whole
 from opusmon.ui.panes.streams_lanes import devices_words
 from opusmon.ui.panes.streams_state import read_devices
 from opusmon.ui.panes.streams_table import short_number

@@ -14,8 +14,8 @@ from opusmon.schema import Channel, Rows, conform
 from opusmon.triage.severity import HOST_LIMITS, host_severity
 from opusmon.ui import units
 from opusmon.ui.panes.base import View
-from opusmon.ui.panes.stalls_state import statuses_of
 from opusmon.ui.panes.stalls_words import MARKS
+from opusmon.ui.panes.statuses import read_statuses, whole
 from opusmon.ui.text import Line, clean, fill, line_cells
 
 COLLECTOR = "host"
@@ -71,11 +71,10 @@ def has_figures(view: View, t: int) -> bool:
 
 
 def _why_none(view: View, t: int) -> str:
-    for status in statuses_of(view, t, COLLECTOR):
-        if not (status.is_ok or status.field or status.scope):
-            remedy = f" ({status.remedy})" if status.remedy else ""
-            return f"{NO_FIGURES}: {status.reason or status.state}{remedy}"
-    return f"{NO_FIGURES}: {_NOT_RECORDED}"
+    said = whole(read_statuses(view, t, COLLECTOR))
+    if said is None or said.is_ok:
+        return f"{NO_FIGURES}: {_NOT_RECORDED}"
+    return f"{NO_FIGURES}: {said.why}" + (f" ({said.remedy})" if said.remedy else "")
 
 
 def worst_first(figures: list[Figure]) -> list[Figure]:

@@ -28,11 +28,12 @@ from opusmon.triage.severity import (
     stall_severity,
     translate,
 )
-from opusmon.ui.panes.base import Frame, View
+from opusmon.ui.panes.base import Frame, View, has
 from opusmon.ui.panes.history import Floats, Ints
 from opusmon.ui.panes.memo import FrameMemo
 from opusmon.ui.panes.stalls_words import KINDS, MARKS, OTHER, PAGE_FAULTS
-from opusmon.ui.panes.streams_state import STALE_INTERVALS, STATUS_LOOKBACK_NS, Status
+from opusmon.ui.panes.statuses import Status, read_statuses, whole
+from opusmon.ui.panes.streams_state import STALE_INTERVALS
 from opusmon.ui.text import clean
 
 COLLECTOR = "stalls"
@@ -133,7 +134,7 @@ class Snapshot:
     @property
     def collector(self) -> Status | None:
         """What the collector says of itself as a whole; None when it says nothing."""
-        return next((s for s in self.statuses if not (s.channel or s.field or s.scope)), None)
+        return whole(self.statuses)
 
     @cached_property
     def level_counts(self) -> dict[int, int]:
@@ -210,7 +211,7 @@ def _snapshot(frame: Frame) -> Snapshot:
         kept=kept,
         order=_ORDERS.get(frame.state.sort, _newest)(kept, lasted_ns, levels, places),
         unread=unread,
-        statuses=statuses_of(view, frame.t, COLLECTOR),
+        statuses=read_statuses(view, frame.t, COLLECTOR),
         silent_ns=_silent_ns(view, frame.t),
         strings=view.strings,
     )
@@ -320,24 +321,10 @@ _ORDERS: dict[str, Order] = {
 # -- the collector -----------------------------------------------------------------------------------------------
 
 
-def statuses_of(view: View, t: int, collector: str) -> tuple[Status, ...]:
-    """The newest `status` rows of a collector at `t`, sorted by channel, field and scope."""
-    rows = view.latest("status", t, STATUS_LOOKBACK_NS)
-    names = ("channel", "field", "scope", "state", "reason", "remedy")
-    if not len(rows) or not {"collector", *names} <= set(rows.dtype.names or ()):
-        return ()
-    text = view.strings.text
-    own = [number for number in distinct(rows["collector"]) if text(number) == collector]
-    found = [
-        Status(*(clean(text(row[name])) for name in names)) for row in rows[np.isin(rows["collector"], own)]
-    ]
-    return tuple(sorted(found, key=lambda status: (status.channel, status.field, status.scope)))
-
-
 def _silent_ns(view: View, t: int) -> int | None:
     """How long its `cost` rows have failed to come: stalls themselves come when they like."""
     rows = view.latest("cost", t, _HEARTBEAT_NS)
-    if not len(rows) or not {"collector", "dt_ns"} <= set(rows.dtype.names or ()):
+    if not has(rows, "collector", "dt_ns"):
         return None
     for row in rows:
         if view.strings.text(row["collector"]) == COLLECTOR:

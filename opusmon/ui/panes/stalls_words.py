@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from opusmon.cuda_codes import RESULTS
 from opusmon.triage.severity import CRIT, NONE, NOTE, WARN
 from opusmon.ui import units
 from opusmon.ui.glyphs import Glyphs
@@ -47,45 +48,6 @@ MARKS = {NONE: ("", "dim"), NOTE: ("·", "dim"), WARN: ("!", "warn"), CRIT: ("!!
 """Characters and style of each severity."""
 LEVEL_WORDS = {NONE: "nothing of note", NOTE: "note", WARN: "warning", CRIT: "critical"}
 _ASCII_NOTE = "."
-
-RESULTS: dict[int, str] = {
-    1: "invalid value",
-    2: "out of memory",
-    3: "not initialized",
-    4: "driver shutting down",
-    100: "no device",
-    200: "invalid image",
-    201: "invalid context",
-    209: "no binary for this GPU",
-    218: "invalid PTX",
-    222: "unsupported PTX version",
-    300: "invalid source",
-    301: "file not found",
-    400: "invalid handle",
-    500: "not found",
-    600: "not ready",
-    700: "illegal address",
-    701: "out of launch resources",
-    702: "launch timeout",
-    709: "context destroyed",
-    710: "device assert",
-    716: "misaligned address",
-    719: "launch failed",
-    800: "not permitted",
-    801: "not supported",
-    900: "unsupported in capture",
-    901: "invalidated",
-    902: "two captures merged",
-    903: "begun elsewhere",
-    904: "stream not joined",
-    905: "crosses the capture",
-    906: "legacy stream",
-    907: "captured event",
-    908: "wrong thread",
-    910: "graph update failed",
-    999: "unknown error",
-}
-"""Results of driver calls (`CUresult` in cuda.h) that a reader may meet, in two or three words."""
 
 
 def letter_of(place: int, level: int = NONE) -> str:

@@ -15,6 +15,7 @@ from opusmon.ui import units
 from opusmon.ui.panes.base import Frame, first_shown
 from opusmon.ui.panes.gpu_process import more_line
 from opusmon.ui.panes.gpu_rows import settle
+from opusmon.ui.panes.statuses import WRONG_RANK, Status, trouble_line, troubles, waiting
 from opusmon.ui.panes.streams_detail import BESIDE_CELLS, HISTOGRAM_LINES, NUMBER_LINES, detail_lines
 from opusmon.ui.panes.streams_lanes import (
     axis,
@@ -25,7 +26,7 @@ from opusmon.ui.panes.streams_lanes import (
     legend,
     stream_charts,
 )
-from opusmon.ui.panes.streams_state import SORTS, Snapshot, Status, Stream, snapshot
+from opusmon.ui.panes.streams_state import SORTS, Snapshot, Stream, snapshot
 from opusmon.ui.panes.streams_table import (
     LANE_SHARE,
     Plan,
@@ -38,8 +39,8 @@ from opusmon.ui.panes.streams_table import (
     table_head,
     table_row,
 )
-from opusmon.ui.panes.waiting import NO_DATA, WaitingPane
-from opusmon.ui.text import Line, clean, fill, fit, fit_lines, join, line_cells, spread
+from opusmon.ui.panes.waiting import WaitingPane
+from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells, spread
 
 LATE_INTERVALS = 1.5
 """A newest row older than this many intervals is worth saying in the title."""
@@ -47,8 +48,6 @@ NO_CALLS = "no CUDA call has been seen in the last 10 s"
 FULL_DETAIL_LINES, BRIEF_DETAIL_LINES = 26, 12
 """Heights from which a maximized pane shows the selected stream in full, or in short."""
 BRIEF_LINES = 3
-_WRONG_RANK = 3
-"""Up to this one something is broken or kept from us; the states after it are limits."""
 MIN_MAXIMIZED_LINES = 6
 """With less a maximized pane is as the others."""
 MAX_DEVICE_LANES = 8
@@ -119,14 +118,7 @@ def _off(known: Snapshot) -> WaitingPane | None:
     """What stands in for the pane while there is no data; None when there is, or when that is the news."""
     if known.age_ns is not None:
         return None
-    said = known.collector
-    if said is None:
-        return WaitingPane("streams", 3, shows.STREAMS, NO_DATA)
-    return (
-        None
-        if said.is_ok
-        else WaitingPane("streams", 3, shows.STREAMS, said.reason or said.state, said.remedy)
-    )
+    return waiting("streams", 3, shows.STREAMS, known.collector)
 
 
 def _waited(stream: Stream) -> float:
@@ -350,15 +342,9 @@ def _detail_height(width: int, height: int, spare: int) -> int:
 
 def _foot(statuses: Sequence[Status]) -> Line:
     """The reason that matters most and how many more there are: the collector's own trouble before its limits."""
-    found = [status for status in statuses if not status.is_ok and (status.reason or status.state)]
+    found = troubles(statuses)
     if not found:
         return ()
     first = min(found, key=lambda status: status.rank)
-    wrong = first.rank <= _WRONG_RANK
-    where = " ".join(word for word in (first.scope, first.field) if word)
-    words = f"{where}: {first.reason or first.state}" if where else first.reason or first.state
-    line: Line = ((f"! {words}" if wrong else words, "warn" if wrong else "dim"),)
-    if first.remedy:
-        line = (*line, (f" ({first.remedy})", "key" if wrong else "dim"))
-    more: Line = ((f"+{len(found) - 1} more", "dim"),) if len(found) > 1 else ()
-    return ((" ", ""), *join([line, more]))
+    line = trouble_line(first.text, first.remedy, len(found) - 1, is_wrong=first.rank <= WRONG_RANK)
+    return ((" ", ""), *line)

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from opusmon.channels import KEYFRAME_NS, WHOLE_CONTEXT, WHOLE_GPU
+from opusmon.channels import WHOLE_CONTEXT, WHOLE_GPU
 from opusmon.clock import NS
 from opusmon.schema import Rows
-from opusmon.ui.panes.base import Frame, View
+from opusmon.ui.panes.base import Frame, View, has
 from opusmon.ui.panes.memo import FrameMemo
+from opusmon.ui.panes.statuses import Status, read_statuses, whole
 from opusmon.ui.text import clean
 
 COLLECTOR = "streams"
@@ -26,7 +27,6 @@ SORTS = ("wait", "launches", "graphs", "bubble", "copies", "name")
 
 LOOKBACK_NS = 10 * NS
 """Streams and GPUs without a row for this long are not shown."""
-STATUS_LOOKBACK_NS = KEYFRAME_NS + 5 * NS
 DEFAULT_INTERVAL_NS = NS
 STALE_INTERVALS = 2.5
 QUIET_INTERVALS = 1.5
@@ -52,35 +52,9 @@ _NAMED = {
     WHOLE_CONTEXT: ("whole context", "ctx"),
 }
 """Handles that are no addresses, in full and in short."""
-_RANKS = {
-    state: rank for rank, state in enumerate(("error", "unavailable", "restarting", "no_permission", "stale"))
-}
-"""States that explain what is missing, most important first; the others are limits."""
 
 Record = Mapping[str, float]
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A `status` row of the collector in words; see `opusmon.channels.STATUS`."""
-
-    channel: str
-    field: str
-    scope: str
-    state: str
-    reason: str
-    remedy: str
-
-    @property
-    def rank(self) -> int:
-        """Place in order of importance, 0 first."""
-        return _RANKS.get(self.state, len(_RANKS))
-
-    @property
-    def is_ok(self) -> bool:
-        """Nothing is wrong."""
-        return self.state == "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +198,16 @@ class Snapshot:
     @property
     def collector(self) -> Status | None:
         """What the collector says of itself as a whole; None when it says nothing."""
-        return next(
-            (status for status in self.statuses if not (status.channel or status.field or status.scope)), None
-        )
+        return whole(self.statuses)
 
 
 def _snapshot(frame: Frame) -> Snapshot:
     """Read the view at the playhead."""
     view, t = frame.view, frame.t
     rows = view.latest(CHANNEL, t, LOOKBACK_NS)
-    statuses = read_statuses(view, t)
+    statuses = read_statuses(view, t, COLLECTOR)
     devices = read_devices(view, t)
-    if not _has(rows, "pid", "stream", "dt_ns"):
+    if not has(rows, "pid", "stream", "dt_ns"):
         return Snapshot(statuses=statuses, devices=devices, blind=_blind(view, t))
     newest_t = int(rows["t"].max())
     interval_ns = int(np.median(rows["dt_ns"])) or DEFAULT_INTERVAL_NS
@@ -260,11 +232,6 @@ def _snapshot(frame: Frame) -> Snapshot:
 
 snapshot = FrameMemo(_snapshot)
 """What is known at the playhead, read once per frame."""
-
-
-def _has(rows: Rows, *names: str) -> bool:
-    """There are rows, and they have these fields."""
-    return len(rows) > 0 and set(names) <= set(rows.dtype.names or ())
 
 
 def _sum(values: Sequence[float]) -> float:
@@ -332,25 +299,10 @@ def _chosen(found: Sequence[Stream], wanted: str, sort: str) -> list[Stream]:
     return sorted(found, key=lambda stream: (key(stream), stream.pid, stream.stream))
 
 
-def read_statuses(view: View, t: int) -> tuple[Status, ...]:
-    """What the collector says of itself at the playhead: as a whole first, then by channel and field."""
-    rows = view.latest("status", t, STATUS_LOOKBACK_NS)
-    text = view.strings.text
-    names = ("channel", "field", "scope", "state", "reason", "remedy")
-    if not _has(rows, "collector", *names):
-        return ()
-    found = [
-        Status(*(clean(text(row[name])) for name in names))
-        for row in rows
-        if text(row["collector"]) == COLLECTOR
-    ]
-    return tuple(sorted(found, key=lambda status: (status.channel, status.field, status.scope)))
-
-
 def read_devices(view: View, t: int) -> tuple[Device, ...]:
     """What each whole GPU measured last."""
     rows = view.latest("gpu", t, LOOKBACK_NS)
-    if not _has(rows, "gpu", "gi", "sm_util_pct", "gpu_busy_pct"):
+    if not has(rows, "gpu", "gi", "sm_util_pct", "gpu_busy_pct"):
         return ()
     values = zip(*(rows[name].tolist() for name in ("gpu", "gi", "sm_util_pct", "gpu_busy_pct")), strict=True)
     return tuple(sorted((Device(g, sm, busy) for g, gi, sm, busy in values if gi == WHOLE_GPU), key=_index))
@@ -363,7 +315,7 @@ def _index(device: Device) -> int:
 def _blind(view: View, t: int) -> str:
     """Says so when a GPU was busy and no call was seen; a count that is missing is no proof of that."""
     rows = view.query(CHANNEL, t - BLIND_NS, t)
-    if _has(rows, *_EVIDENCE):
+    if has(rows, *_EVIDENCE):
         if any((rows[name] != 0).any() for name in _EVIDENCE):  # NaN too: not counted is not "none"
             return ""
     elif not _was_ok(view, t - BLIND_NS):
@@ -378,13 +330,15 @@ def _blind(view: View, t: int) -> str:
 
 def _was_ok(view: View, t: int) -> bool:
     """The collector ran at that time: probes that have just been set can have seen nothing."""
-    return any(status.is_ok and not (status.channel or status.scope) for status in read_statuses(view, t))
+    return any(
+        status.is_ok and not (status.channel or status.scope) for status in read_statuses(view, t, COLLECTOR)
+    )
 
 
 def _busy(view: View, t: int) -> dict[int, float]:
     """The newest activity of every GPU that has been busy for `BLIND_NS`, per cent."""
     rows = view.query("gpu", t - LOOKBACK_NS, t)
-    if not _has(rows, "gpu", "gi", "dt_ns", "sm_util_pct", "gpu_busy_pct"):
+    if not has(rows, "gpu", "gi", "dt_ns", "sm_util_pct", "gpu_busy_pct"):
         return {}
     rows = rows[rows["gi"] == WHOLE_GPU]
     found: dict[int, float] = {}

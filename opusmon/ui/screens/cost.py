@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from opusmon.channels import KEYFRAME_NS
 from opusmon.clock import NS
 from opusmon.ui import units
 from opusmon.ui.header import COST_LOOKBACK_NS, cpu_pct
@@ -18,7 +19,13 @@ _HEADS = (
     ("in calls", 9),
     ("slowest call", 36),
     ("late", 5),
+    ("lost", 6),
 )
+_RING = "of the ring buffer"
+"""Part of what a collector with a ring buffer says about it."""
+
+
+_HITS = "streams, stalls: calls are probe hits, time in calls is hits x 1.4 us (250 ns at tracepoints), as measured on H200 hosts"
 
 
 def cost_lines(view: View, t: int) -> list[Line]:
@@ -43,6 +50,7 @@ def cost_lines(view: View, t: int) -> list[Line]:
             f"{units.number(busy, 5, 2)} %",
             slow,
             units.number(float(row["late"]), 4),
+            units.number(float(row["dropped"]), 5),
         ]
         lines.append(
             columns(
@@ -50,4 +58,11 @@ def cost_lines(view: View, t: int) -> list[Line]:
             )
         )
     total = f"all: {cpu_pct(view, t) or 0.0:.2f} % of one core, {units.size(rss_b)} resident (pages shared between them count twice)"
-    return [*lines, (), ((total, "title"),)]
+    return [*lines, (), ((total, "title"),), *_rings(view, t), ((_HITS, "dim"),)]
+
+
+def _rings(view: View, t: int) -> list[Line]:
+    """How full the buffers between kernel and user space were."""
+    text = view.strings.text
+    said = [clean(text(row["reason"])) for row in view.latest("status", t, KEYFRAME_NS + 5 * NS)]
+    return [((words, "value"),) for words in said if _RING in words]

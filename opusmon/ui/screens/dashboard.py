@@ -40,6 +40,8 @@ FPS = 4.0
 MESSAGE_S = 5.0
 SAMPLE_CHANNEL = "gpu"
 """The channel whose newest sample the header dates, and whose age is lateness."""
+LOOK_NS = 2 * NS
+"""The rules look at what is new this often: a look costs some 10 ms."""
 QUIET_NS = 1_250_000_000
 """While tracking, a screen that got no new rows for this long is drawn anew, so that ages keep counting."""
 
@@ -85,6 +87,7 @@ class Dashboard(TimeScreen):
         Binding("p", "processes", "processes"),
         Binding("c", "cost", "cost"),
         Binding("f", "findings", "findings"),
+        Binding("e", "explain", "what moved first"),
         Binding("r", "bookmark", "bookmark"),
         Binding("question_mark", "help", "help"),
         Binding("ctrl+l,ctrl+r", "redraw", "redraw"),
@@ -166,7 +169,8 @@ class Dashboard(TimeScreen):
     def _look(self) -> None:
         """Let the rules see what is new; a long recording is looked at ten minutes per frame."""
         window = self.session.window
-        if window.t1 <= 0:
+        until = self.triage.until
+        if window.t1 <= 0 or (until is not None and 0 <= window.t1 - until < LOOK_NS):
             return
         done = self.triage.advance(window.t0, window.t1)
         if not done:
@@ -202,6 +206,26 @@ class Dashboard(TimeScreen):
             return findings_sheet(self.triage.findings, window.anchors, self.playhead.t, left)
 
         self.app.push_screen(Sheet("findings", lines, self._glyphs))
+
+    def action_explain(self) -> None:
+        """What moved first in the span shown, against the one before it."""
+        self.say("comparing the span shown with the one before it")
+        self.call_after_refresh(self._explain)
+
+    def _explain(self) -> None:
+        from opusmon.triage.explain import ExplainError, explain
+        from opusmon.triage.sequence import lines as sequence_lines
+
+        t = self.playhead.t
+        try:
+            told = explain(self.session.window, t - self.span_ns, t)
+        except ExplainError as error:
+            self.say(str(error))
+            return
+        shown: list[Line] = [
+            ((clean(line), ""),) for line in sequence_lines(told, min(self.size.width - 6, 110))
+        ]
+        self.app.push_screen(Sheet("what moved first", lambda: shown, self._glyphs))
 
     def on_screen_resume(self) -> None:
         """Draw anew after something lay on top."""

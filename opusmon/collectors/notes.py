@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from opusmon.channels import KEYFRAME_NS
 from opusmon.collectors.base import Status
 
@@ -42,3 +44,8 @@ class Notes:
             fresh = [status for key, status in self._held.items() if self._said.get(key) != status]
         self._said = dict(self._held)
         return [*mended, *fresh]
+
+
+def hidden(count: int) -> tuple[str, str]:
+    """State and reason of processes that may not be looked into; root has no way to mend it, so nothing is wrong then."""
+    return ("ok" if os.geteuid() == 0 else "no_permission"), f"processes that may not be looked into: {count}"

@@ -1,0 +1,40 @@
+"""Text from outside, before any layer prints it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opusmon.text import printable
+from opusmon.ui.text import clean
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("Modèle-7B 日本語", "Modèle-7B 日本語"),
+        ("\x1b[31mred\x1b[0m", "?[31mred?[0m"),
+        ("two\nlines\tand \x9b2J", "two?lines?and ?2J"),
+        ("abc\u202egnp.exe", "abc?gnp.exe"),
+        ("lone \udc80 surrogate", "lone ? surrogate"),
+        ("\x7f\u2028\xa0", "???"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_replaced(text: str, expected: str) -> None:
+    assert printable(text) == expected
+
+
+@given(st.text(st.characters()))
+def test_one_line_of_the_same_length_comes_out_and_stays(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)
+    assert printable(shown) == shown
+    assert all(new in (old, "?") for old, new in zip(text, shown, strict=True))
+
+
+@given(st.text(st.characters()))
+def test_the_screen_takes_no_more_than_the_printed_line(text: str) -> None:
+    assert printable(clean(text)) == clean(text)
