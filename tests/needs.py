@@ -59,6 +59,12 @@ def _tmpfs() -> str:
     return _root() or ("" if known and shutil.which("mount") else "no tmpfs can be mounted")
 
 
+def _sudo() -> str:
+    """With what it takes to be somebody else in a mount namespace of one's own."""
+    missing = [name for name in ("sudo", "unshare", "setpriv") if shutil.which(name) is None]
+    return _root() or (f"not installed: {', '.join(missing)}" if missing else "")
+
+
 def _cupti() -> str:
     """The vendor's headers, which the wheel of that library brings."""
     return "" if find_spec("nvidia") is not None else "nvidia-cuda-cupti is not installed"
@@ -73,6 +79,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "clang": _clang,
     "prometheus": _program("prometheus"),
     "tmpfs": _tmpfs,
+    "sudo": _sudo,
     "cupti": _cupti,
 }
 """Kind to a function that says why it is not there, "" when it is."""

@@ -247,7 +247,7 @@ async def test_measure(load: Load) -> None:
     assert [(one.pid, one.name) for one in it.processes] == [(load.pid, "cuda_load")]
     assert it.proposal.samples >= 211
     assert it.calls.count[it.calls.hi <= 5_000].sum() == 0
-    assert 0.5 <= it.timed_s <= it.seconds
+    assert 0.5 <= it.timed_s <= it.seconds + 0.1  # set before the clock of the whole is read, removed after
 
 
 async def test_a_process_without_cuda_is_said(load: Load) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ FOLD_NS = 10 * NS
 """Events of one kind and subject closer than this are one: a storm of them is one thing to know."""
 
 PIECE_NS = 600 * NS
+LONGEST_NS = 600 * NS
+"""Nothing that is told as an event takes longer."""
 LATE_NS = 3 * NS
 """A row that is late by less, or by less than three of its series' intervals, is not missing."""
 
@@ -52,7 +55,7 @@ class Event:
 
 
 def events(view: View, t0: int, t1: int) -> list[Event]:
-    """The events with t0 < t <= t1, folded, in time order."""
+    """The events with t0 < t <= t1, folded, in time order; what took a while is among them by when it ended."""
     found: list[Event] = []
     for read in (_gpu_events, _stalls, _restarts, _processes, _status, _marks):
         found.extend(fold(read(view, t0, t1)))
@@ -114,8 +117,9 @@ def _stall_events(view: View, rows: Rows) -> Iterator[Event]:
             call = text(row["by_call"]) if kind == "capture" else text(row["call"])
             code = f" ({row['code']:.0f}" + (f" by {call})" if call else ")") if kind == "capture" else ""
             words = f"{{0}} {row['pid']} {STALL_EVENTS[kind]}{_literal(code)}"
-            t = int(row["t"])
-            yield Event(t, t, kind, words, (text(row["process"]),))
+            t, dur_ns = int(row["t"]), float(row["dur_ns"])
+            begun = t - int(dur_ns) if math.isfinite(dur_ns) and 0 < dur_ns < LONGEST_NS else t
+            yield Event(begun, t, kind, words, (text(row["process"]),))
 
 
 def _restarts(view: View, t0: int, t1: int) -> Iterator[Event]:

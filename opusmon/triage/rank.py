@@ -8,7 +8,7 @@ objective burns. All of that is true and found, and only the first is where to a
    possible by how such machines are built; it is not learned from data.
 2. Onset. A cause does not begin after its effect, as far as rules can tell: several look at a whole minute, and say that
    it began with the first row of that minute (`SLACK_NS`). Of several possible causes the one that began last before
-   the effect is taken: what had been so for long changed nothing.
+   the effect is taken, and none that had been so for long: that changed nothing (`FRESH_NS`).
 3. Share of time. What explains another finding covers a good part of it (`LEAST_SHARE`): three seconds of waiting for a
    disk do not explain ten minutes of slow answers. Events (a failed capture, an XID, a lost link) leave something
    behind that lasts; they cover all that comes after them.
@@ -22,18 +22,27 @@ depth. Notes come last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from opusmon.clock import NS
 from opusmon.triage.finding import Finding
 from opusmon.triage.severity import NOTE
+
+Times = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
+Flags = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 
 SLACK_NS = 60 * NS
 """A cause may be told to begin so long after its effect: a rule over a minute dates its finding back by up to that."""
 LAG_NS = 60 * NS
 """An effect goes on for so long after its cause at most, and for no longer than that lasted: queues drain, windows of a
 minute pass."""
+FRESH_NS = 300 * NS
+"""What has been so for longer when something else begins is no cause of it, unless it is an event or grows."""
 LEAST_SHARE = 1 / 3
 """Part of an effect's time that its cause covers, that lag included."""
 
@@ -129,6 +138,7 @@ _PLACES: Mapping[str, tuple[str, int]] = {
     rule: (name, place) for name, kind in CLASSES.items() for place, rule in enumerate(kind.rules)
 }
 _DEPTHS = {name: depth for depth, name in enumerate(CLASSES)}
+_RANKS = {rule: number for number, rule in enumerate(_PLACES)}
 _LASTING = frozenset(rule for kind in CLASSES.values() for rule in kind.lasts)
 
 
@@ -153,43 +163,65 @@ def can_lead_to(cause: str, effect: str) -> bool:
     return place < later if one == other else other in CLASSES[one].leads_to
 
 
-def share_covered(cause: Finding, effect: Finding) -> float:
-    """Part of an effect's time in which its cause held, or had left something behind, 0 to 1; see the module."""
-    begin = max(effect.t0, cause.t0)
-    if cause.t0 > effect.t0 + SLACK_NS or begin > effect.t1 + SLACK_NS:
-        return 0.0
-    end = cause.t1 + min(LAG_NS, cause.t1 - cause.t0)
-    if cause.open or name_of(cause) in _LASTING:
-        end = max(end, effect.t1)
-    length = effect.t1 - begin
-    if length <= 0:
-        return 1.0 if end >= begin else 0.0
-    return max(min(end, effect.t1) - begin, 0) / length
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """n findings, shape (n,) each: of a night in which everything is wrong there are thousands, and pairs of them millions.
 
+    Attributes:
+        names: as in the table.
+        t0: beginnings, monotonic ns.
+        t1: ends.
+        until: what each has to do with ends here: after its end, or never.
+        lasts: it is an event that leaves something behind.
+    """
 
-def explains(cause: Finding, effect: Finding) -> bool:
-    """Whether one finding may well be the cause of another: by kind, onset and share of time. Notes explain nothing."""
-    return (
-        min(cause.severity, effect.severity) > NOTE
-        and can_lead_to(name_of(cause), name_of(effect))
-        and share_covered(cause, effect) >= LEAST_SHARE
-    )
+    names: tuple[str, ...]
+    t0: Times
+    t1: Times
+    until: Times
+    lasts: Flags
+
+    @classmethod
+    def of(cls, findings: Sequence[Finding]) -> _Columns:
+        names = tuple(map(name_of, findings))
+        t0, t1 = (np.array([getattr(one, name) for one in findings], np.int64) for name in ("t0", "t1"))
+        lasts = np.array([name in _LASTING for name in names], bool)
+        still = lasts | np.array([one.open for one in findings], bool)
+        until = np.where(still, np.iinfo(np.int64).max, t1 + np.minimum(LAG_NS, t1 - t0))
+        return cls(names, t0, t1, until, lasts)
+
+    def cover(self, place: int) -> Floats:
+        """Part of the time of one finding in which each one held, or had left something behind, 0 to 1; see the module."""
+        end = int(self.t1[place])
+        begin = np.maximum(self.t0, self.t0[place])
+        soon = (self.t0 <= self.t0[place] + SLACK_NS) & (begin <= end + SLACK_NS)
+        soon &= (self.t0 >= self.t0[place] - FRESH_NS) | self.lasts
+        covered = np.clip(np.minimum(self.until, end) - begin, 0, None)
+        share = np.where(end > begin, covered / np.maximum(end - begin, 1), self.until >= begin)
+        return np.where(soon, share, 0.0)
 
 
 def causes(findings: Sequence[Finding]) -> list[int | None]:
-    """The place of the likely cause of each finding among them; None for what nothing found explains."""
-    return [_cause_of(one, findings) for one in findings]
+    """The place of the likely cause of each finding among them; None for what nothing found explains.
 
-
-def _cause_of(effect: Finding, findings: Sequence[Finding]) -> int | None:
-    """Of those that began about last before it the deepest one, of these the worst, of these the first to begin."""
-
-    def order(place: int) -> tuple[int, tuple[int, int], int, int]:
-        one = findings[place]
-        return max(effect.t0 - one.t0 - SLACK_NS, 0), depth(name_of(one)), -one.severity, one.t0
-
-    possible = (place for place, one in enumerate(findings) if explains(one, effect))
-    return min(possible, key=order, default=None)
+    Of those that began about last before it the deepest one, of these the first in `findings`. Notes explain nothing and
+    are left to themselves.
+    """
+    columns = _Columns.of(findings)
+    depths = np.array([_RANKS.get(name, len(_RANKS)) for name in columns.names], np.int64)
+    loud = np.array([one.severity > NOTE for one in findings], bool)
+    leads = {
+        effect: loud & np.array([can_lead_to(cause, effect) for cause in columns.names], bool)
+        for effect in set(columns.names)
+    }
+    found: list[int | None] = []
+    for place, name in enumerate(columns.names):
+        on = leads[name] & (columns.cover(place) >= LEAST_SHARE) if loud[place] else np.zeros(0, bool)
+        possible = np.flatnonzero(on)
+        early = np.maximum(columns.t0[place] - columns.t0[possible] - SLACK_NS, 0)
+        best = np.lexsort((possible, depths[possible], early))
+        found.append(int(possible[best[0]]) if len(best) else None)
+    return found
 
 
 def rank(findings: Sequence[Finding]) -> list[Finding]:
@@ -204,13 +236,12 @@ def rank(findings: Sequence[Finding]) -> list[Finding]:
     cause = causes(loud)
     for place in range(len(loud)):
         trees.setdefault(_root(place, cause), []).append(place)
-    order: list[int] = []
-    for root in sorted(trees, key=lambda one: _by_reach(loud[one], [loud[place] for place in trees[one]])):
-        alike = [one for one in trees if _is_alike(loud[one], loud[root])]
-        tree = [place for one in (root, *alike) for place in trees[one] if place != one]
-        order += [place for place in (root, *alike, *sorted(tree)) if place not in order]
-    notes = [one for one in every if one.severity <= NOTE]
-    return [*(loud[place] for place in order), *notes]
+    roots = sorted(trees, key=lambda one: _by_reach(loud[one], [loud[place] for place in trees[one]]))
+    told: dict[int, None] = {}
+    for root, alike in _alike(roots, loud):
+        below = sorted(place for one in (root, *alike) for place in trees[one])
+        told.update(dict.fromkeys((root, *alike, *below)))
+    return [*(loud[place] for place in told), *(one for one in every if one.severity <= NOTE)]
 
 
 def _root(place: int, cause: Sequence[int | None]) -> int:
@@ -219,18 +250,31 @@ def _root(place: int, cause: Sequence[int | None]) -> int:
     return place if above is None else _root(above, cause)
 
 
-def _is_alike(one: Finding, other: Finding) -> bool:
-    """The same rule found both, at about the same time."""
-    apart = max(one.t0, other.t0) - min(one.t1, other.t1)
-    return one is not other and one.rule == other.rule and apart <= SLACK_NS
+def _alike(roots: Sequence[int], findings: Sequence[Finding]) -> Iterator[tuple[int, list[int]]]:
+    """Roots in their order, each with the others that the same rule found at about the same time."""
+    by_rule: dict[str, list[int]] = {}
+    for root in roots:
+        by_rule.setdefault(findings[root].rule, []).append(root)
+    for root in roots:
+        one = findings[root]
+        near = [
+            other
+            for other in by_rule[one.rule]
+            if max(one.t0, findings[other].t0) - min(one.t1, findings[other].t1) <= SLACK_NS
+        ]
+        if root in near:
+            near.remove(root)
+            by_rule[one.rule] = [other for other in by_rule[one.rule] if other != root and other not in near]
+            yield root, near
 
 
-def _by_depth(one: Finding) -> tuple[tuple[int, int], int, int, int, str, str]:
-    return depth(name_of(one)), -one.severity, one.t0, one.t0 - one.t1, one.rule, one.subject
+def _by_depth(one: Finding) -> tuple[tuple[int, int], int, int, int, str, str, str, bool]:
+    told = one.rule, one.subject, one.title, one.open
+    return depth(name_of(one)), -one.severity, one.t0, one.t0 - one.t1, *told
 
 
-def _by_reach(one: Finding, tree: Sequence[Finding]) -> tuple[int, int, int, int, int, str]:
+def _by_reach(one: Finding, tree: Sequence[Finding]) -> tuple[int, int, int, int, int]:
     """Worst severity accounted for, depth, kinds explained, onset, share of the time."""
     worst = max(other.severity for other in tree)
     kinds = len({other.rule for other in tree})
-    return -worst, depth(name_of(one))[0], -kinds, one.t0, one.t0 - one.t1, one.subject
+    return -worst, depth(name_of(one))[0], -kinds, one.t0, one.t0 - one.t1

@@ -34,7 +34,10 @@ BEFORE_NS = 300 * NS
 
 
 def _mean(total: Floats, n: Floats) -> Floats:
-    """Total over n, NaN where there are none."""
+    """Total over n, NaN where there are none.
+
+    Totals are of whole numbers, whose sums are exact: so a mean is the same wherever a look begins.
+    """
     return np.where(n > 0, total / np.maximum(n, 1), np.nan)
 
 
@@ -53,7 +56,7 @@ def long_inputs(scene: Scene) -> Iterator[Finding]:
         tokens = floats(rows, "input_tokens") - np.maximum(
             np.nan_to_num(floats(rows, "cache_read_tokens")), 0
         )
-        ttft = finished_ns(scene.view.strings, rows, "ttft")
+        ttft = np.rint(finished_ns(scene.view.strings, rows, "ttft"))
         known = ~np.isnan(tokens + ttft)
         yield from _lengths(scene, key, t, rows["t"][known], tokens[known], ttft[known])
 
@@ -126,14 +129,14 @@ def _lost(
 ) -> Iterator[Finding]:
     limits = scene.limits
     rows = rows[ended(scene.view.strings, rows, "ok")]
-    ttft, e2e = floats(rows, "ttft_ns"), floats(rows, "e2e_ns")
+    ttft, e2e = np.rint(floats(rows, "ttft_ns")), floats(rows, "e2e_ns")
     # Of the same minute are first tokens; answers that go on for longer are left out.
     fit = ~np.isnan(ttft) & (e2e - ttft <= WINDOW_NS)
     rows, ttft, first = rows[fit], ttft[fit], (rows["t"] - e2e + ttft)[fit].astype(np.int64)
     n, total = _of_minute(rows["t"], first, ttft, t)
     windows = Windows(engine["t"], t)
     n_engine = windows.sum(engine["ttft_n"])
-    own_ns = NS * _mean(windows.sum(engine["ttft_sum_s"]), n_engine)
+    own_ns = _mean(windows.sum(np.rint(NS * floats(engine, "ttft_sum_s"))), n_engine)
     seen_ns = _mean(total, n)
     lost_s = (seen_ns - own_ns) / NS
     with np.errstate(invalid="ignore"):

@@ -175,7 +175,7 @@ def test_a_full_disk_is_said_and_the_screen_goes_on(start, tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=True)
     try:
         terminal = start("-o", disk / "s.opusmon")
-        terminal.expect("rec 2 s")
+        terminal.expect("rec 4 s")  # the first rows have been flushed by then, on a busy machine too
         with (disk / "ballast").open("wb", buffering=0) as ballast:
             try:
                 while True:

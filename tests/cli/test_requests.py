@@ -350,15 +350,6 @@ async def test_a_real_client_through_the_proxy_and_ctrl_c(tmp_path: Path) -> Non
         nowhere(secret, path, done.err)
 
 
-async def test_a_busy_port_is_one_line_that_says_who_to_ask(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        words = ("--upstream", LOCAL, "--listen", f"127.0.0.1:{port}", "-o", tmp_path / "p.opusmon")
-        done = await opusmon(tmp_path, "proxy", *words)
-    assert f"127.0.0.1:{port} is in use" in done.problem
-    assert "--listen" in done.problem
-
-
 async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
     cases = {
         ("--upstream", "nonsense"): "the upstream is no http or https URL",
@@ -368,10 +359,14 @@ async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
         ("--upstream", LOCAL, "--duration", "soon"): "'soon' is not a duration",
         ("--upstream", LOCAL, "-o", "/dev/null/x.opusmon"): "/dev/null",
     }
-    files = (("-o", tmp_path / f"{n}.opusmon") for n in range(len(cases)))
-    runs = (opusmon(tmp_path, "proxy", *file, *words) for file, words in zip(files, cases, strict=True))
-    for done, line in zip(await asyncio.gather(*runs), cases.values(), strict=True):
-        assert line in done.problem
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cases["--upstream", LOCAL, "--listen", f"127.0.0.1:{port}"] = f"127.0.0.1:{port} is in use"
+        files = (("-o", tmp_path / f"{n}.opusmon") for n in range(len(cases)))
+        runs = (opusmon(tmp_path, "proxy", *file, *words) for file, words in zip(files, cases, strict=True))
+        done = await asyncio.gather(*runs)
+    for one, line in zip(done, cases.values(), strict=True):
+        assert line in one.problem
 
 
 # -- record ------------------------------------------------------------------------------------------------------
@@ -462,26 +457,23 @@ async def test_what_cannot_be_watched_is_one_line(
     assert line in done.problem
 
 
-async def test_one_thing_alone_that_cannot_run_ends_the_recorder(tmp_path: Path) -> None:
-    cases = {
-        ("--only", "proxy", "--proxy", "nonsense"): "the upstream is no http or https URL",
-        ("--only", "otlp", "--otlp-listen", "nonsense"): "nonsense",
-    }
-    runs = (
-        opusmon(tmp_path, "record", "--duration", "20s", "-o", tmp_path / f"{words[1]}.opusmon", *words)
-        for words in cases
+async def test_what_cannot_run_ends_a_recorder_of_it_alone_and_is_a_status_beside_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "host.opusmon"
+    asked = ("--proxy", "nonsense", "--otlp-listen", "nonsense", "--engine", "http://127.0.0.1:1/metrics?k=v")
+    proxy, otlp, beside = await asyncio.gather(
+        *(
+            opusmon(
+                *(tmp_path, "record", "-o", tmp_path / f"{only[:4]}.opusmon", "--only", only),
+                *("--duration", duration, *asked),
+            )
+            for only, duration in (("proxy", "20s"), ("otlp", "20s"), ("host,proxy,otlp,engine", "2500ms"))
+        )
     )
-    for done, line in zip(await asyncio.gather(*runs), cases.values(), strict=True):
-        assert line in done.problem
-
-
-async def test_one_that_cannot_run_beside_others_is_a_status(tmp_path: Path) -> None:
-    path = tmp_path / "r.opusmon"
-    words = ("--proxy", "nonsense", "--otlp-listen", "nonsense", "--engine", "http://127.0.0.1:1/metrics?k=v")
-    done = await opusmon(
-        tmp_path, "record", "-o", path, "--only", "host,proxy,otlp,engine", "--duration", "2s", *words
-    )
-    assert done.status == 0
+    assert "the upstream is no http or https URL" in proxy.problem
+    assert "nonsense" in otlp.problem
+    assert beside.status == 0
     said = {(one["collector"], one["state"]): one for one in rows(path, "status")}
     for name in ("proxy", "otlp"):
         assert said[name, "unavailable"]["reason"]

@@ -11,7 +11,6 @@ from drill.library import AT, planted
 @planted(
     "stalled_thread",
     "waiting for the GPU",
-    order=[("stream", ("mean_wait", "wait_ns", "waits")), ("request", "ttft")],
 )
 def sync_stall(host):
     """Each step waits for a whole context 180 ms while the GPU has nothing to do: an event that is recorded too late."""
@@ -28,7 +27,7 @@ def sync_stall(host):
                            reason="waiting for the GPU", stack="engine_step;cuCtxSynchronize")  # fmt: skip
 
 
-@planted("capture_aborted", "cuMemAlloc_v2", order=[("stall", "capture"), ("stream", "graph")])
+@planted("capture_aborted", "cuMemAlloc_v2", order=[(0, "stall", "capture"), (2, "stream", "launches")])
 def capture_broken_by_a_thread(host):
     """A graph is captured anew; another thread allocates meanwhile: 901, and the engine goes on without graphs."""
     host.demand.host_s[AT + 2 :] = 0.055
@@ -51,7 +50,7 @@ def _eager(host, worker, since):
     stream["graph_launches"][since:] = 0
 
 
-@planted("graph_fallback", "VLLM::Worker", order=[("stream", ("graph", "launches")), ("request", "ttft")])
+@planted("graph_fallback", "VLLM::Worker")
 def fallback_to_eager(host):
     """Batches over the largest captured graph: steps are launched kernel by kernel, and the GPU waits for the host."""
     host.demand.host_s[AT:] = 0.06
@@ -61,7 +60,11 @@ def fallback_to_eager(host):
 
 
 @planted(
-    "jit_while_serving", "VLLM::Worker", at=AT, until=AT + 60, order=[("stall", "jit"), ("request", "ttft")]
+    "jit_while_serving",
+    "VLLM::Worker",
+    at=AT,
+    until=AT + 60,
+    order=[(0, "stall", "jit"), (8, "stall", "module")],
 )
 def compiling_while_serving(host):
     """A new shape: Triton compiles four kernels for seconds each, the engine stands still, code is loaded, the disk is read."""
@@ -85,7 +88,7 @@ def compiling_while_serving(host):
                 table[name][begin : begin + 8] *= 0.1
 
 
-@planted("module_while_serving", "VLLM::Worker", order=[("stall", "module"), ("request", "ttft")])
+@planted("module_while_serving", "VLLM::Worker")
 def loading_while_serving(host):
     """Kernels are loaded lazily in the serving path, each second for two minutes: each load waits for the device."""
     host.demand.halted[AT : AT + 120] = 0.6
@@ -103,7 +106,7 @@ def loading_while_serving(host):
             )
 
 
-@planted("allocation_while_serving", "VLLM::Worker", order=[("stall", ""), ("request", "ttft")])
+@planted("allocation_while_serving", "VLLM::Worker")
 def allocating_while_serving(host):
     """The framework empties its cache in each step: memory is freed and taken in the serving path."""
     host.demand.host_s[AT:] = 0.05
@@ -131,7 +134,7 @@ def allocating_while_serving(host):
             )
 
 
-@planted("page_fault_storm", "VLLM::Worker", order=[("process", "minor_faults"), ("request", "ttft")])
+@planted("page_fault_storm", "VLLM::Worker")
 def page_fault_storm(host):
     """Pinned buffers are mapped anew for each request: page faults by the hundred thousand, the launching thread waits."""
     host.demand.host_s[AT + 1 :] = 0.05

@@ -9,7 +9,7 @@ from drill.library import AT, planted
 from drill.on_gpus import bandwidth_hog
 
 
-@planted("kv_pressure", "engine", order=[("engine", "kv_used"), ("engine", "preemptions")], per_s=2.0)
+@planted("kv_pressure", "engine", per_s=2.0)
 def cache_too_small(host):
     """Answers grow long: contexts fill the cache, requests are thrown out of the batch and computed again."""
     host.demand.kv_tokens = 30_000.0
@@ -19,7 +19,7 @@ def cache_too_small(host):
     yield
 
 
-@planted("slow_upstream", "proxy", order=[("request", "ttft")])
+@planted("slow_upstream", "proxy")
 def slow_network(host):
     """The network between proxy and engine loses packets: each request takes 2 s longer, the engine sees nothing."""
     host.demand.upstream_s[AT:] = 2.1
@@ -29,7 +29,7 @@ def slow_network(host):
             request |= {"reused": 0.0, "connect_ns": host.rng.uniform(0.4, 1.4) * 1e9}
 
 
-@planted("long_inputs", "proxy", until=AT + 180, order=[("engine", "input_tps"), ("request", "ttft")])
+@planted("long_inputs", "proxy", until=AT + 180)
 def long_inputs(host):
     """A batch of documents is sent for three minutes: prompts seven times as long, all others wait behind them."""
     host.demand.input_scale[AT : AT + 180] = 7.0
@@ -37,7 +37,7 @@ def long_inputs(host):
     yield
 
 
-@planted("queue_growth", "engine", order=[("engine", "running"), ("engine", "waiting")])
+@planted("queue_growth", "engine", order=[(None, "engine", "running"), (None, "engine", "waiting")])
 def more_arrive_than_leave(host):
     """Traffic triples: the batch is full, the queue rises each second."""
     host.demand.arrivals[AT:] *= 3.6
@@ -61,7 +61,7 @@ def _refused(host, status, error, share, since, until, retry_after_s):
     host.requests += more
 
 
-@planted("rate_limited", "proxy", order=[("request", "failed")])
+@planted("rate_limited", "proxy")
 def rate_limit_used_up(host):
     """The account's limit of requests is used up: the headroom falls, 40 % are refused with 429 and sent again."""
     yield
@@ -71,7 +71,7 @@ def rate_limit_used_up(host):
     _refused(host, 429.0, "rate_limit_error", 0.4, AT, host.seconds, 3.0)
 
 
-@planted("overloaded", "proxy", order=[("request", "failed")])
+@planted("overloaded", "proxy")
 def service_overloaded(host):
     """The service refuses every second request with 529; those that come through take longer to begin."""
     host.demand.upstream_s[AT:] = 0.4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from zlib import crc32
 
 from drill.host import Host
 
@@ -20,7 +21,8 @@ class Scenario:
         subject: part of that finding's subject.
         at: second at which the cause begins.
         until: second at which it ends, the end of the session by default.
-        order: what moves, in this order: (channel, beginnings of quantities or kinds of events).
+        order: what moves, in this order: seconds after `at` (None where that follows from the model), channel, and subject
+            (or nothing) and beginning of the quantity, or the kind of event.
         allowed: rules whose notes are true of a quiet session.
         beside: rules that find something else as well, which is true and not the cause.
     """
@@ -56,7 +58,7 @@ def planted(rule, subject="", *, at=AT, until=None, order=(), seconds=600, per_s
 
     def register(make):
         SCENARIOS[make.__name__] = Scenario(
-            make.__name__, make, rule, subject, at, until, tuple(order), seconds, per_s, len(SCENARIOS) + 1, tuple(allowed),
+            make.__name__, make, rule, subject, at, until, tuple(order), seconds, per_s, crc32(make.__name__.encode()), tuple(allowed),
             tuple(beside),
         )  # fmt: skip
         return make

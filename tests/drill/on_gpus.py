@@ -8,7 +8,11 @@ from drill.host import LINE_BPS, LINKS, MS, WORKERS
 from drill.library import AT, planted
 
 
-@planted("gpu_contended", "gpu 0 HBM bandwidth", order=[("gpu", "hbm_bw"), ("request", "ttft")])
+@planted(
+    "gpu_contended",
+    "gpu 0 HBM bandwidth",
+    order=[(0, "gpu", "hbm_bw"), (3, "stream", "mean_wait"), (None, "request", "ttft")],
+)
 def bandwidth_hog(host):
     """Another program copies within GPU 0: a plain copy reads 87 % (measured); kernels of both take turns."""
     host.demand.slow[AT + 3 :] = 2.6
@@ -21,7 +25,11 @@ def bandwidth_hog(host):
     host.gpu_user(0, 9911, "python3", 2.79e9, 52.0, since=AT)
 
 
-@planted("gpu_contended", "NVLink", order=[("gpu", "nvlink"), ("request", "ttft")])
+@planted(
+    "gpu_contended",
+    "NVLink",
+    order=[(0, "gpu", "nvlink"), (3, "stream", "mean_wait"), (None, "engine", "running")],
+)
 def peer_traffic(host):
     """Another program copies from GPU 1 to GPU 0: 22.2 of 26.6 GB/s on all 18 links (measured); collectives wait."""
     host.demand.slow[AT + 3 :] = 2.4
@@ -44,7 +52,9 @@ def _hot(host, gpu, counter, bit, clock_mhz, since=AT):
 
 
 @planted(
-    "throttled", "gpu 1 hardware thermal", order=[("gpu", "temp"), ("gpu", "sm_clock"), ("request", "ttft")]
+    "throttled",
+    "gpu 1 hardware thermal",
+    order=[(0, "gpu", "gpu 1 temp_c"), (36, "gpu", "sm_clock"), (40, "stream", "mean_wait")],
 )
 def thermal_throttle(host):
     """The inlet of GPU 1 gets warm: temperature climbs, the clock falls, both GPUs of the model are slower."""
@@ -57,7 +67,7 @@ def thermal_throttle(host):
     table["power_mw"][AT + 36 :] *= 0.6
 
 
-@planted("throttled", "gpu 0 power brake", order=[("gpu", "sm_clock"), ("request", "ttft")])
+@planted("throttled", "gpu 0 power brake")
 def power_brake(host):
     host.demand.slow[AT + 1 :] = 2.8
     yield
@@ -65,7 +75,7 @@ def power_brake(host):
     host.gpu[0]["power_mw"][AT:] *= 0.5
 
 
-@planted("nvlink_down", "gpu 0", order=[("gpu_event", "link_down"), ("request", "ttft")])
+@planted("nvlink_down", "gpu 0", order=[(0, "gpu_event", "link_down"), (2, "stream", "mean_wait")])
 def nvlink_goes_down(host):
     """Links 7 to 12 of GPU 0 go down; collectives go over those that are left, at half the rate, and errors are counted."""
     host.demand.slow[AT + 2 :] = 2.3
@@ -84,7 +94,7 @@ def nvlink_goes_down(host):
             host.event("gpu_event", AT + 0.3, gpu=gpu, gi=-1, kind="link_down", code=number)
 
 
-@planted("xid", "gpu 1 xid 79", order=[("gpu_event", "xid"), ("engine", "output_tps")])
+@planted("xid", "gpu 1 xid 79")
 def fallen_off_the_bus(host):
     """GPU 1 is gone: the driver says so, its rows stop, the engine stands still and its requests fail."""
     host.demand.halted[AT:] = 1.0
@@ -132,7 +142,7 @@ def _fail(host, since, outcome, status, error, per_s=2.0, after_s=0.4):
         })  # fmt: skip
 
 
-@planted("ecc_uncorrected", "gpu 0", order=[("gpu", "ecc"), ("request", "failed")])
+@planted("ecc_uncorrected", "gpu 0", order=[(0, "gpu_event", "xid"), (3, "gpu", "remap_pending")])
 def uncorrectable_memory(host):
     """HBM of GPU 0 has an uncorrectable error: XID 48 and 94, a remap that waits, a request that was computed wrong."""
     yield
@@ -158,7 +168,7 @@ def uncorrectable_memory(host):
             }
 
 
-@planted("hbm_filling", "gpu 0", at=180, order=[("gpu", "mem_used"), ("stall", "")], seconds=900)
+@planted("hbm_filling", "gpu 0", at=180, seconds=900)
 def memory_grows(host):
     """A cache on GPU 0 keeps what it takes: 1.4 GiB a minute until full; then allocations fail and are tried again."""
     host.demand.host_s[800:] = 0.05
@@ -180,7 +190,7 @@ def second_engine_starts(host):
         host.stall(t + 0.5, "alloc", dur_ns=60 * MS, call="cuMemAlloc_v2", code=2, size_b=2**28, count=9)
 
 
-@planted("gpu_idle_requests_wait", "engine", order=[("gpu", ("sm_util", "gpu_busy")), ("engine", "waiting")])
+@planted("gpu_idle_requests_wait", "engine")
 def stuck_engine(host):
     """The scheduler of the engine hangs in a lock: the GPUs are idle, requests queue, nothing is answered."""
     host.demand.halted[AT:] = 1.0

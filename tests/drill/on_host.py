@@ -26,7 +26,7 @@ def _slow_calls(host, us, since=AT):
         stream["launch_call_ns"][since:][timed] = us * 1e3 * (1 + 0.1 * host.rng.normal(size=timed.sum()))
 
 
-@planted("cpu_saturated", "host", order=[("host", "runnable"), ("request", "ttft")])
+@planted("cpu_saturated", "host", order=[(0, "host", "runnable"), (2, "stream", "mean_bubble")])
 def busy_loops(host):
     """A build runs on all 32 CPUs: three runnable threads for each; launching threads wait, launch calls take long."""
     host.demand.host_s[AT + 2 :] = 0.06
@@ -41,7 +41,7 @@ def busy_loops(host):
     _slow_calls(host, 31, AT + 2)
 
 
-@planted("process_starved", "VLLM::Worker 4242", order=[("process", "run_delay"), ("request", "ttft")])
+@planted("process_starved", "VLLM::Worker 4242")
 def one_busy_loop_beside(host):
     """A busy loop shares the one CPU that worker 4242 is pinned to; all others are free."""
     host.demand.host_s[AT + 2 :] = 0.06
@@ -62,7 +62,7 @@ def one_busy_loop_beside(host):
             )
 
 
-@planted("cpu_quota_throttling", POD, order=[("cgroup", "throttled"), ("request", "ttft")])
+@planted("cpu_quota_throttling", POD)
 def quota(host):
     """Someone sets a CPU limit of 2 cores on the pod: it stands still for a part of each 100 ms."""
     host.demand.host_s[AT + 1 :] = 0.055
@@ -77,7 +77,7 @@ def quota(host):
     _late(host, 30, "CPU limit", AT + 1)
 
 
-@planted("cpu_stolen", "host", order=[("host", "cpu_steal"), ("request", "ttft")])
+@planted("cpu_stolen", "host", order=[(0, "host", "cpu_steal"), (2, "stream", "mean_bubble")])
 def stolen(host):
     """The hypervisor runs other machines on these CPUs: a quarter of the time is gone, run queues grow."""
     host.demand.host_s[AT + 2 :] = 0.055
@@ -90,7 +90,14 @@ def stolen(host):
 
 
 @planted(
-    "memory_pressure", "host", order=[("host", "mem_available"), ("host", "swap_out"), ("request", "ttft")]
+    "memory_pressure",
+    "host",
+    order=[
+        (0, "host", "mem_available"),
+        (55, "host", "swap_out"),
+        (60, "stream", "mean_bubble"),
+        (None, "request", "ttft"),
+    ],
 )
 def swapping(host):
     """A process on the host grows until pages go to swap; serving processes fault them back in from the disk."""
@@ -116,7 +123,7 @@ def swapping(host):
                            reason="uninterruptible: I/O, page fault or driver")  # fmt: skip
 
 
-@planted("oom_kill", "host", order=[("host", "oom_kills"), ("request", "failed")])
+@planted("oom_kill", "host")
 def killed_for_memory(host):
     """A job takes all memory within a second: the kernel kills a worker, the engine is gone for a minute."""
     _killed(host)
@@ -131,7 +138,7 @@ def killed_for_memory(host):
     "cgroup_memory_near_limit",
     POD,
     at=AT - 40,
-    order=[("cgroup", "mem_used"), ("cgroup", "oom_kills"), ("request", "failed")],
+    order=[(-90, "cgroup", "mem_used"), (40, "request", "failed")],
 )
 def pod_at_its_memory_limit(host):
     """Memory of the pod grows to its limit within two minutes; the kernel kills a worker, the engine is gone for a minute."""

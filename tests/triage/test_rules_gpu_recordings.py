@@ -11,7 +11,7 @@ from opusmon.triage.severity import NOTE
 from opusmon.window import Window
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "opusmon/demo/h200x2.opusmon"
+DEMO = ROOT / "tests/data/h200x2.opusmon"
 
 
 def test_the_demo_is_capped_at_matmul_and_nothing_else(monkeypatch):

@@ -73,7 +73,7 @@ async def look(it, t_s: float) -> None:
 # -- the badge ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(160, 50), (100, 30), (80, 24)])
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
 async def test_the_badge_counts_what_holds_at_the_playhead(recording: Path, size: tuple[int, int]) -> None:
     async with replay(size=size, path=recording) as it:
         for t_s, badge in (
