@@ -83,7 +83,7 @@ class LibbpfBackend:
         self.origin = f"libbpf {version}, {compiled.file}"
 
     def _open(self, file: str) -> int:
-        _said.clear()
+        _listen(self._lib)
         opened: int | None = self._lib.bpf_object__open_mem(self._image, len(self._image), None)
         if not opened:
             raise _refused(f"{file} cannot be opened")
@@ -166,7 +166,7 @@ class LibbpfBackend:
             program = self._lib.bpf_object__next_program(opened, program)
 
     def _program(self, name: str) -> int:
-        _said.clear()
+        _listen(self._lib)
         found: int | None = self._lib.bpf_object__find_program_by_name(self._handle(), name.encode())
         if not found:
             raise ProbesUnavailable(f"there is no program {name}")
@@ -196,8 +196,13 @@ def library() -> ctypes.CDLL:
         if function is None:
             raise ProbesUnavailable(f"{SONAME} has no {name}", "Install libbpf 1.0 or newer")
         function.restype, function.argtypes = result, arguments
-    lib.libbpf_set_print(_PRINT)
     return lib
+
+
+def _listen(lib: ctypes.CDLL) -> None:
+    """Keep what libbpf says from now on; bcc in the same process takes the callback for itself."""
+    _said.clear()
+    lib.libbpf_set_print(_PRINT)
 
 
 def _refused(what: str, code: int | None = None) -> ProbesUnavailable:
