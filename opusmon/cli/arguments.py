@@ -300,6 +300,11 @@ def _conclusions(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     found.add_argument("--json", action="store_true", help="for programs")
     found.add_argument("--markdown", action="store_true", help="for a ticket")
     found.add_argument(
+        "--scenarios",
+        action="store_true",
+        help="instead: latency per label or model and prompt size, with what coincided with the slow requests",
+    )
+    found.add_argument(
         "--fail-on",
         choices=tuple(triage.LEVELS),
         default="note",

@@ -34,7 +34,13 @@ def triage(args: argparse.Namespace) -> int:
         if args.end:
             t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
         found = look_over(view, t0, t1, limits, progress=_progress)
-        if args.json:
+        if args.scenarios:
+            from opusmon.triage.scenarios import causes, of_stalls, scenarios, table
+            from opusmon.triage.scene import Scene
+
+            scene = Scene(view, t0, t1, limits)
+            print("\n".join(table(scenarios(scene, [*causes(found), *of_stalls(scene)]))))
+        elif args.json:
             print(report.as_json(found, recording.anchors, args.file.name))
         elif args.markdown:
             print(report.as_markdown(found, recording.anchors, args.file.name), end="")
