@@ -91,7 +91,7 @@ def info(args: argparse.Namespace) -> int:
 
     with open_recording(args.file) as recording:
         facts = summary(recording)
-    print(json.dumps(facts, indent=2, ensure_ascii=False) if args.json else render(facts))
+    print(json.dumps(facts, indent=2) if args.json else render(facts))
     return OK
 
 

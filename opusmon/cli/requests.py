@@ -35,7 +35,10 @@ def proxy(args: argparse.Namespace) -> int:
         process="record",
     )
     where = args.listen if args.listen.startswith("unix:") else f"http://{args.listen}"
-    print(f"opusmon: clients use {where}; for anthropic: export ANTHROPIC_BASE_URL={where}", file=sys.stderr)
+    print(
+        f"opusmon: once it listens, clients use {where}; for anthropic: export ANTHROPIC_BASE_URL={where}",
+        file=sys.stderr,
+    )
     return headless(session, args.duration)
 
 
@@ -44,6 +47,8 @@ def probe(args: argparse.Namespace) -> int:
     from opusmon.collectors.canary.endpoint import CanaryConfig, check
 
     config = check(CanaryConfig(args.base_url, args.model, max_tokens=args.max_tokens))
+    if args.output is not None and args.output.exists():
+        raise CliError(f"{args.output} exists already: name a new file")
     requests: list[Request] = []
     work = _sweep(config, args, requests) if args.sweep else _count(config, args, requests)
     status = OK

@@ -69,7 +69,7 @@ def explain(args: argparse.Namespace) -> int:
         before = (at(args.before[0]), at(args.before[1])) if args.before else None
         told = compare(Window.over(recording), at(args.begin), at(args.end), before)
         if args.json:
-            print(json.dumps(to_json(told), indent=2, ensure_ascii=False))
+            print(json.dumps(to_json(told), indent=2))
             return OK
         if not args.llm:
             print(render(told))

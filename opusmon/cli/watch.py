@@ -82,6 +82,7 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
     options = _options(args)
     slos = _slos(args.slo)
     _say_what_it_spends(options["canary"])
+    _check_addresses(args)
     wanted = plan([name for name in args.only.split(",") if name], options, sudo=args.sudo)
     if wanted.raised:
         sudo.ask()
@@ -112,6 +113,33 @@ def _slos(texts: Sequence[str]) -> list[Slo]:
         for problem in problems(found[-1]):
             print(f"opusmon: --slo {text}: {problem}", file=sys.stderr)
     return found
+
+
+def _check_addresses(args: argparse.Namespace) -> None:
+    """Refuse an address that cannot be meant, before a session begins without what was asked for."""
+    if args.engine:
+        from opusmon.collectors.engine.address import AddressError, parse
+
+        for url in args.engine:
+            try:
+                parse(url)
+            except AddressError as error:
+                raise CliError(f"--engine: {error}") from error
+    if args.proxy or args.otlp_listen:
+        from opusmon.collectors.proxy.errors import ProxyUnavailable
+        from opusmon.collectors.proxy.rules import parse_listen, parse_upstream
+
+        checks = (
+            ("--proxy", args.proxy, parse_upstream),
+            ("--proxy-listen", args.proxy_listen, parse_listen),
+            ("--otlp-listen", args.otlp_listen, parse_listen),
+        )
+        for option, value, check in checks:
+            try:
+                if value:
+                    check(value)
+            except ProxyUnavailable as error:
+                raise CliError(f"{option} {value}: {error.why.reason}") from error
 
 
 def _say_what_it_spends(options: Mapping[str, Any]) -> None:

@@ -48,6 +48,10 @@ DRAIN_S, PRESSED_S = 0.05, 0.002
 after 17 ms."""
 
 
+NEEDS = streams.NEEDS
+"""Facilities it needs; the same probes on the same files."""
+
+
 def probe(host: Host | None = None) -> Unavailable | None:
     """What this host lacks, with the commands that mend it; None when nothing. Cheap, never raises."""
     return streams.probe(host)

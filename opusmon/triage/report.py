@@ -51,7 +51,7 @@ def _iso(anchors: Anchors, t: int) -> str | None:
 
 def as_json(findings: Sequence[Finding], anchors: Anchors, source: str) -> str:
     """`document` as text."""
-    return json.dumps(document(findings, anchors, source), indent=2, ensure_ascii=False)
+    return json.dumps(document(findings, anchors, source), indent=2)
 
 
 def as_text(findings: Sequence[Finding], anchors: Anchors) -> str:
@@ -113,8 +113,8 @@ def number(value: float) -> str:
 
 def _count(findings: Sequence[Finding]) -> str:
     counts = {level: sum(one.severity == level for one in findings) for level in (CRIT, WARN, NOTE)}
-    names = {CRIT: "critical", WARN: "warnings", NOTE: "notes"}
-    said = ", ".join(f"{count} {names[level]}" for level, count in counts.items() if count)
+    names = {CRIT: ("critical", "critical"), WARN: ("warning", "warnings"), NOTE: ("note", "notes")}
+    said = ", ".join(f"{count} {names[level][count != 1]}" for level, count in counts.items() if count)
     return (
         f"{len(findings)} finding{'s' if len(findings) != 1 else ''}: {said}" if findings else "nothing found"
     )
@@ -141,4 +141,4 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 def _escaped(text: str) -> str:
     """Names from outside must not become markup."""
-    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|" else char for char in printable(text))
+    return "".join(f"\\{char}" if char in "\\`*_{}[]<>#|&~" else char for char in printable(text))

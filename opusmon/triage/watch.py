@@ -80,7 +80,9 @@ class Watch:
     def _gather(self) -> None:
         every = [finding for found in self._by_rule.values() for finding in found]
         every.sort(key=lambda one: (one.t0, -one.severity, one.rule, one.subject))
-        self.findings = every[-KEEP:]
+        # What still holds stays, however long ago it began.
+        old, new = every[:-KEEP], every[-KEEP:]
+        self.findings = [one for one in old if one.open] + new
         self.version += 1
 
 

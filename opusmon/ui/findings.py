@@ -17,6 +17,7 @@ FINDING_MARKS: dict[int, tuple[str, str]] = {CRIT: ("!!", "bad"), WARN: ("!", "w
 KINDS: dict[int, str] = {CRIT: "critical", WARN: "warning", NOTE: "info"}
 """Severity to the kind of its mark on the time bar."""
 _ROOM = 104
+"""Most cells of a line."""
 NONE_YET = "the rules have found nothing in what has been looked at"
 
 
@@ -26,7 +27,9 @@ def covering(findings: Iterable[Finding], t: int) -> list[Finding]:
     return sorted(now, key=lambda one: (-one.severity, one.t0))
 
 
-def sheet_lines(findings: list[Finding], anchors: Anchors, t: int, progress: str) -> list[Line]:
+def sheet_lines(
+    findings: list[Finding], anchors: Anchors, t: int, progress: str, width: int = _ROOM
+) -> list[Line]:
     """All findings, those at the playhead first and in full, the others by time.
 
     Args:
@@ -34,6 +37,7 @@ def sheet_lines(findings: list[Finding], anchors: Anchors, t: int, progress: str
         anchors: of the session.
         t: the playhead, monotonic ns.
         progress: how far the session has been looked at, "" for all of it.
+        width: cells there are.
     """
     lines: list[Line] = [((progress, "dim"),)] if progress else []
     if not findings:
@@ -42,30 +46,30 @@ def sheet_lines(findings: list[Finding], anchors: Anchors, t: int, progress: str
     if now:
         lines.append(((f"at {format_wall(anchors, t)}", "title"),))
         for one in now:
-            lines.extend(_full(one, anchors))
+            lines.extend(_full(one, anchors, min(width, _ROOM)))
     others = [one for one in findings if one not in now]
     if others:
         lines.append((("at other times (n and N go there)", "title"),))
-        lines.extend(_short(one, anchors) for one in others)
+        lines.extend(_short(one, anchors, min(width, _ROOM)) for one in others)
     return lines
 
 
-def _short(one: Finding, anchors: Anchors) -> Line:
+def _short(one: Finding, anchors: Anchors, width: int) -> Line:
     sign, style = FINDING_MARKS[one.severity]
     return (
         (f"{sign:<3}", style),
         (f"{format_wall(anchors, one.t0)}  ", "label"),
-        (cut(clean(one.title), _ROOM - 14), "value"),
+        (cut(clean(one.title), width - 14), "value"),
     )
 
 
-def _full(one: Finding, anchors: Anchors) -> Iterator[Line]:
+def _full(one: Finding, anchors: Anchors, width: int) -> Iterator[Line]:
     sign, style = FINDING_MARKS[one.severity]
-    yield ((f"{sign:<3}", style), (cut(clean(one.title), _ROOM), "value"))
+    yield ((f"{sign:<3}", style), (cut(clean(one.title), width - 3), "value"))
     yield ((f"   {clean(one.subject)}  {when(one, anchors)}", "label"),)
     for evidence in one.evidence:
-        yield ((f"   {cut(clean(words(evidence)), _ROOM)}", "dim"),)
+        yield ((f"   {cut(clean(words(evidence)), width - 3)}", "dim"),)
     for head, text in (("likely", one.cause), ("next", one.next)):
-        for n, line in enumerate(textwrap.wrap(clean(text), _ROOM - 10)):
+        for n, line in enumerate(textwrap.wrap(clean(text), width - 10)):
             yield ((f"   {head if n == 0 else '':<7}", "label"), (line, "value" if head == "next" else ""))
     yield ()

@@ -49,7 +49,15 @@ WORDS = (
 def footer(width: int, *, paused: bool, follows: bool) -> Line:
     """The most useful keys in one line."""
     resume = ("resume" if follows else "play") if paused else "pause"
-    parts = [("space", resume), ("t/T", "step"), ("J", "back"), ("g", "goto"), ("n", "mark"), ("+/-", "span")]
+    parts = [
+        ("space", resume),
+        ("t/T", "step"),
+        ("J", "back"),
+        ("g", "goto"),
+        ("n", "next"),
+        ("f", "findings"),
+        ("+/-", "span"),
+    ]
     parts += [
         ("1-4", "pane"),
         ("m", "max"),

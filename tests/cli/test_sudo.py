@@ -341,18 +341,7 @@ def test_ctrl_c_at_the_password_leaves_nothing(person: Person) -> None:
 # -- which collectors get it ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "streams",
-        pytest.param(
-            "stalls",
-            marks=pytest.mark.xfail(
-                reason="the module has no NEEDS, so it seems to lack more than root", strict=True
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", ["streams", "stalls"])
 def test_who_lacks_only_root_gets_it(person: Person, name: str) -> None:
     code = f"from opusmon import session; print(*session.plan(['host', {name!r}], sudo=True).raised)"
     words = person.argv(sys.executable, "-P", "-c", code)

@@ -1,6 +1,7 @@
 """What the drill found missing or wrong in rules: each with a session where it must tell and one where it must not."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from triage.cuda_session import MS, CudaSession
 from triage.session import T0, Session, seconds, told
 
 from opusmon.clock import NS
+from opusmon.recording import Recording
 from opusmon.triage import run
 from opusmon.triage.rules_api_engine import _is_pressed
 from opusmon.triage.saturation import fit
@@ -15,6 +17,7 @@ from opusmon.triage.scene import Scene
 from opusmon.triage.severity import CRIT, WARN
 
 NAN = math.nan
+ROOT = Path(__file__).parents[2]
 LINE_BPS = 26.562e9 * 18
 
 
@@ -35,7 +38,7 @@ def find(session, rule):
 # -- gpu_contended
 
 
-def shared(hbm=87.0, nvlink_bps=1e9, guest_sm=50, host_sm=45, guest=True, links=18):
+def shared(hbm=57.0, nvlink_bps=1e9, guest_sm=50, host_sm=45, guest=True, links=18):
     """A GPU of which an engine holds most; a guest comes at 100 s."""
     session = Session()
     for t in range(1, 301):
@@ -55,13 +58,26 @@ def shared(hbm=87.0, nvlink_bps=1e9, guest_sm=50, host_sm=45, guest=True, links=
 
 
 def test_a_copy_beside_an_engine_is_told_with_the_likely_guest():
-    """87 %: what copies reach on an H200 (measured), below what `hbm_bandwidth_saturated` asks for."""
+    """57 %: what both reach taking turns on an H200 (measured), far below what `hbm_bandwidth_saturated` asks for."""
     (one,) = find(shared(), "gpu_contended")
     assert (one.subject, one.severity, one.open) == ("gpu 0 HBM bandwidth", WARN, True)
     assert seconds(one)[0] == 105  # processes are read every 5 s
     assert "py?thon 8, which holds the least" in one.cause
     assert told(one)["py?thon 8 holds"] == pytest.approx(2.8e9 / 1024**3)
     assert find(shared(), "hbm_bandwidth_saturated") == []
+
+
+def test_the_copies_planted_beside_an_engine_on_real_gpus_are_found():
+    """The bundled incident: copies within GPU 0 for 6 s, then from GPU 0 to GPU 1 for 6 s, beside an engine on GPU 0."""
+    with Recording.open(ROOT / "opusmon/demo/incident.opusmon") as recording:
+        found = run.look_over(recording, recording.t0 - 1, recording.t1, only=["gpu_contended"])
+    assert [(one.subject, one.severity) for one in found] == [
+        ("gpu 0 HBM bandwidth", WARN),
+        ("gpu 0 NVLink", WARN),
+        ("gpu 1 NVLink", WARN),
+    ]
+    assert all("python3 1079" in one.cause for one in found[:2])
+    assert all(2 <= (one.t1 - one.t0) / NS <= 7 for one in found)
 
 
 def test_peer_copies_run_on_no_sm_and_count_by_the_links():
@@ -76,7 +92,7 @@ def test_peer_copies_run_on_no_sm_and_count_by_the_links():
     "changes",
     [
         {"guest": False},  # an engine that decodes large batches
-        {"hbm": 79.0},
+        {"hbm": 49.0},
         {"guest_sm": 4},  # a monitor, or a program at rest
         {"hbm": 12.0, "nvlink_bps": 0.79 * LINE_BPS},
         {"hbm": 12.0, "nvlink_bps": 4.03e11, "guest": False},  # collectives of the engine itself

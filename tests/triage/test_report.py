@@ -252,7 +252,6 @@ def test_json_keeps_names_whole(name: str) -> None:
 # -- what is not so yet: these fail, and begin to pass (which is an error) once it is ------------------------------
 
 
-@pytest.mark.xfail(reason="_escaped leaves & and ~ as they are", strict=True)
 @pytest.mark.parametrize("name", ["a&lt;b", "~~gone~~"])
 def test_no_name_is_an_entity_or_struck_out(name: str) -> None:
     pieces = parsed(name)
@@ -261,6 +260,5 @@ def test_no_name_is_an_entity_or_struck_out(name: str) -> None:
     assert shown.count(name) >= 7
 
 
-@pytest.mark.xfail(reason="as_json writes C1 controls and changes of direction as they are", strict=True)
 def test_json_on_a_terminal_is_inert() -> None:
     assert inert(report.as_json([named(HOSTILE[3])], ANCHORS, "f").replace("\n", ""))

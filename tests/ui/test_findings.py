@@ -173,7 +173,6 @@ async def test_in_a_small_terminal_the_sheet_scrolls_to_its_end(recording: Path)
         assert isinstance(it.app.screen, Dashboard)
 
 
-@pytest.mark.xfail(reason="the lines are wrapped for 104 columns whatever the terminal has", strict=True)
 async def test_in_a_small_terminal_what_to_do_next_is_whole(recording: Path) -> None:
     async with replay(size=(80, 24), path=recording) as it:
         await look(it, 80)
@@ -229,7 +228,6 @@ async def test_findings_are_marks_on_the_time_bar(recording: Path) -> None:
         assert it.text("#timebar").count("!") >= 3
 
 
-@pytest.mark.xfail(reason="a rest of less than 2 s is never looked at in a replay", strict=True)
 async def test_a_replay_is_looked_at_to_its_end(tmp_path: Path) -> None:
     """The rules look at ten minutes at a time; the XID is in the second after them."""
     session = Session()

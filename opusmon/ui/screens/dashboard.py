@@ -170,7 +170,9 @@ class Dashboard(TimeScreen):
         """Let the rules see what is new; a long recording is looked at ten minutes per frame."""
         window = self.session.window
         until = self.triage.until
-        if window.t1 <= 0 or (until is not None and 0 <= window.t1 - until < LOOK_NS):
+        growing = self.session.follows and self.playhead.mode is Mode.TRACK
+        pace_ns = LOOK_NS if growing else 1
+        if window.t1 <= 0 or (until is not None and 0 <= window.t1 - until < pace_ns):
             return
         done = self.triage.advance(window.t0, window.t1)
         if not done:
@@ -203,7 +205,9 @@ class Dashboard(TimeScreen):
                 if until is None or until >= window.t1
                 else f"looked at up to {format_wall(window.anchors, until)}"
             )
-            return findings_sheet(self.triage.findings, window.anchors, self.playhead.t, left)
+            return findings_sheet(
+                self.triage.findings, window.anchors, self.playhead.t, left, self.size.width - 5
+            )
 
         self.app.push_screen(Sheet("findings", lines, self._glyphs))
 
