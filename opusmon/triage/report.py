@@ -73,7 +73,7 @@ def as_markdown(findings: Sequence[Finding], anchors: Anchors, source: str) -> s
             f"- **when** {when(finding, anchors)}",
             f"- **what** {_escaped(finding.subject)} (`{finding.rule}`, {SEVERITIES[finding.severity]})",
             *(f"- **evidence** {_escaped(words(one))}" for one in finding.evidence),
-            f"- **likely cause** {_escaped(finding.cause)}",
+            f"- **cause** {_escaped(finding.cause)}",
             f"- **next** {_escaped(finding.next)}",
         ]
     return "\n".join(lines) + "\n"
@@ -125,7 +125,7 @@ def _paragraph(finding: Finding, anchors: Anchors) -> Iterator[str]:
     yield from _wrapped("", finding.title)
     for one in finding.evidence:
         yield from _wrapped("- ", words(one))
-    yield from _wrapped("likely: ", finding.cause)
+    yield from _wrapped("cause: ", finding.cause)
     yield from _wrapped("next: ", finding.next)
 
 

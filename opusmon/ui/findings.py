@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from opusmon.clock import Anchors
 from opusmon.times import format_wall
 from opusmon.triage.finding import Finding
+from opusmon.triage.rank import rank
 from opusmon.triage.report import when, words
 from opusmon.triage.severity import CRIT, NOTE, WARN
 from opusmon.ui.text import Line, clean, cut
@@ -22,9 +23,9 @@ NONE_YET = "the rules have found nothing in what has been looked at"
 
 
 def covering(findings: Iterable[Finding], t: int) -> list[Finding]:
-    """Those that hold at an instant, the worst first."""
+    """Those that hold at an instant, the likeliest cause of the worst first."""
     now = [one for one in findings if one.t0 <= t and (one.open or t <= one.t1)]
-    return sorted(now, key=lambda one: (-one.severity, one.t0))
+    return rank(now)
 
 
 def sheet_lines(
@@ -69,7 +70,7 @@ def _full(one: Finding, anchors: Anchors, width: int) -> Iterator[Line]:
     yield ((f"   {clean(one.subject)}  {when(one, anchors)}", "label"),)
     for evidence in one.evidence:
         yield ((f"   {cut(clean(words(evidence)), width - 3)}", "dim"),)
-    for head, text in (("likely", one.cause), ("next", one.next)):
+    for head, text in (("cause", one.cause), ("next", one.next)):
         for n, line in enumerate(textwrap.wrap(clean(text), width - 10)):
             yield ((f"   {head if n == 0 else '':<7}", "label"), (line, "value" if head == "next" else ""))
     yield ()

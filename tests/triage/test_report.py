@@ -72,7 +72,7 @@ def test_a_paragraph_says_what_since_when_by_which_numbers_and_what_to_do() -> N
         "   - share_pct 97.12 % (limit 95 %)",
         "   - reason sync wait",
         "   - sm_clock_mhz -- MHz, gpu",
-        "   likely: a copy likely holds the stream",
+        "   cause: a copy likely holds the stream",
         "   next: press 4 and enter",
     ]
 
@@ -159,7 +159,7 @@ def test_long_words_are_wrapped_and_keep_their_indent() -> None:
     lines = [line for line in text.splitlines() if "because" in line]
     assert len(lines) > 3
     assert all(len(line) <= 100 for line in lines)
-    assert all(line.startswith(" " * 11) for line in lines[1:])
+    assert all(line.startswith(" " * 10) for line in lines[1:])
 
 
 # -- names from outside ------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_a_finding_in_full_has_its_subject_its_range_its_numbers_and_what_to_do(
     assert shown[2].startswith("   gpu 0  ")
     assert shown[2].endswith("(10 s)")
     assert shown[3] == "   x 1 ms"
-    assert shown[4].startswith("   likely cause cause")
+    assert shown[4].startswith("   cause  cause")
     assert shown[5].startswith("          cause cause")  # under the text, not under the word
     assert any(line.startswith("   next   next step") for line in shown)
     assert shown[-1].startswith("i  ")
