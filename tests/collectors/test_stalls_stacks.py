@@ -166,18 +166,18 @@ def test_frames_of_a_living_process() -> None:
 
 
 def test_where_no_function_is_known_the_place_is_given(tmp_path: Path, program: Path) -> None:
-    library = Path(shutil.copy(program.with_name("libcuda.so.1"), tmp_path / "libcuda.so.9"))
-    loaded = ctypes.CDLL(str(library))
+    library = Path(shutil.copy(program.with_name("libcuda.so.1"), tmp_path / "libstub.so.9"))
+    loaded = ctypes.CDLL(str(library))  # stays mapped: by a name that no collector looks for
     address = ctypes.cast(loaded.cuLaunchKernel, ctypes.c_void_p).value
     assert address is not None
     library.unlink()
     symboliser = Symboliser(Scanner().open)
     base = next(
-        one for one in regions(Path("/proc/self/maps").read_bytes()) if "libcuda.so.9" in one.mapped.path
+        one for one in regions(Path("/proc/self/maps").read_bytes()) if "libstub.so.9" in one.mapped.path
     )
     text = symboliser.text(os.getpid(), [address + 4, base.start + 2], 0)
-    assert text == "libcuda.so.9, deleted+0x2;cuLaunchKernel+0x4 (libcuda.so.9, deleted)" or (
-        os.geteuid() != 0 and "libcuda.so.9, deleted+" in text
+    assert text == "libstub.so.9, deleted+0x2;cuLaunchKernel+0x4 (libstub.so.9, deleted)" or (
+        os.geteuid() != 0 and "libstub.so.9, deleted+" in text
     )
     symboliser.close()
 

@@ -86,7 +86,7 @@ def check(config: CanaryConfig) -> CanaryConfig:
     """
     parts = _address(config.base_url)
     if not config.model:
-        raise CanaryRefused("no model to ask", "name one with --model, as the server calls it")
+        raise CanaryRefused("no model to ask", "name one with --probe-model, as the server calls it")
     if parts.scheme == "http" and not is_loopback(parts.hostname or "") and _has_secret(config.env):
         raise CanaryRefused(
             f"plain http to {config.host} would show the key of the environment to the network",
