@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from opusmon.channels import L2
 from opusmon.clock import NS
 from opusmon.recording import Recording
+from opusmon.triage.explain_words import WORDS
 
 DATA = Path(__file__).parent / "data"
 PHASES = [json.loads(line) for line in (DATA / "h200x2-l2.jsonl").read_text().splitlines()]
@@ -58,7 +60,23 @@ def test_a_peer_copy_leaves_by_the_links(session):
     phase = named("peer")
     rows = within(session, "l2", phase)
     seconds = (phase["t_ns"][1] - phase["t_ns"][0]) / 1e9
-    assert float(np.mean(rows["hbm_read_bps"])) == pytest.approx(phase["read_b"] / seconds, rel=0.05)
+    payload = phase["read_b"] / seconds
+    assert float(np.mean(rows["hbm_read_bps"])) == pytest.approx(payload, rel=0.05)
+    gpu = within(session, "gpu", phase)
+    assert gpu["nvlink_tx_bps"].tolist() == pytest.approx([payload] * len(gpu), rel=0.05)
+    assert gpu["nvlink_rx_bps"].tolist() == [0] * len(gpu)
+
+
+def test_the_counters_of_the_links_are_not_payload(session):
+    """They count all that crosses the wire: the help of the fields and the words of explain must say so."""
+    rows = within(session, "l2", named("peer"))
+    gpu = within(session, "gpu", named("peer"))
+    assert float(rows["nvlink_tx_bps"][0]) > 1.03 * float(gpu["nvlink_tx_bps"].max())
+    assert float(rows["nvlink_rx_bps"][0]) > 250e9
+    for name in ("nvlink_tx_bps", "nvlink_rx_bps"):
+        (help_of,) = (field.help for field in L2.fields if field.name == name)
+        assert "not payload" in help_of
+        assert WORDS["l2", name].name.endswith("on the wire")
 
 
 def test_the_hit_rate_falls_from_all_to_none_over_the_size_of_the_l2(session):
