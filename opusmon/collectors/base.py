@@ -25,6 +25,18 @@ class Unavailable:
     remedy: str = ""
 
 
+class UnavailableError(Exception):
+    """A facility cannot be watched, or stopped being watchable as a whole; each collector raises its own kind.
+
+    Attributes:
+        why: reason and remedy.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.why = Unavailable(reason, remedy)
+
+
 class Collector(Protocol):
     """A Source for one facility (NVML, eBPF, an engine's /metrics, a proxy).
 

@@ -8,6 +8,7 @@ headers) goes through `clean` before it becomes a span.
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -272,3 +273,12 @@ def box(
     bottom: Line = ((edge.bottom_left + edge.horizontal * (width - 2) + edge.bottom_right, style),)
     inside = [(side, *line, side) for line in fit_lines(lines, width - 2, height - 2)]
     return [top, *inside, bottom]
+
+
+def wrapped(text: str, width: int, indent: str, style: str) -> list[Line]:
+    """A paragraph on as many lines as it needs; commands are not hyphenated, so that they can be copied."""
+    room = max(width, len(indent) + 1)
+    lines = textwrap.wrap(
+        clean(text), room, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return [((line, style),) for line in lines]

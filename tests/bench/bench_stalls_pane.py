@@ -16,6 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.drawing import drawn_ms
 from ui.fakestalls import PANE, FakeStalls, add_host, add_stall, add_status
 from ui.fakeview import T0
 
@@ -27,7 +28,6 @@ from opusmon.schema import Batch
 from opusmon.ui.glyphs import BRAILLE
 from opusmon.ui.marks import Places
 from opusmon.ui.panes.base import Frame, PaneState, Size
-from opusmon.ui.text import box
 from opusmon.window import Window
 
 SPAN_NS = 300 * NS
@@ -88,24 +88,13 @@ class Feed:
             self.window.push(Batch(BY_NAME[name], new))
 
 
-def drawn_ms(window: Window, t: int, span_ns: int, size: Size, state: PaneState) -> float:
-    """CPU time of a frame as the dashboard's widget draws it, ms."""
-    frame = Frame(window, t, span_ns, size, BRAILLE, state)
-    begin = time.thread_time()
-    PANE.items(frame)
-    title = PANE.title(frame)
-    lines = PANE.render(frame)
-    box(lines, title, size.width + 2, size.height + 2, focused=True, glyphs=frame.glyphs)
-    return (time.thread_time() - begin) * 1e3
-
-
 def live_ms(count: int, size: Size, state: PaneState) -> float:
     """Median over live frames, ms."""
     feed = Feed(count)
     times = []
     for _ in range(FRAMES):
         feed.step()
-        times.append(drawn_ms(feed.window, feed.t, SPAN_NS, size, state))
+        times.append(drawn_ms(PANE, Frame(feed.window, feed.t, SPAN_NS, size, BRAILLE, state)))
     return statistics.median(times)
 
 
@@ -134,7 +123,8 @@ def day(folder: Path) -> None:
             times = []
             for _ in range(5):
                 window.version += 1  # as if a row had come
-                times.append(drawn_ms(window, t, span_ns, Size(158, 45), PaneState(maximized=True)))
+                drawn = Frame(window, t, span_ns, Size(158, 45), BRAILLE, PaneState(maximized=True))
+                times.append(drawn_ms(PANE, drawn))
             print(
                 f"day of {DAY_ROWS} stalls, span {span_ns // NS:>6} s  first {times[0]:8.1f}  then {statistics.median(times[1:]):8.1f}"
             )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.drawing import drawn_ms
 from ui.fakestreams import HANDLE, PANE, FakeStreams, add_gpus, stream_fields
 from ui.fakeview import T0
 
@@ -23,7 +23,6 @@ from opusmon.clock import NS, Anchors
 from opusmon.schema import Batch
 from opusmon.ui.glyphs import BRAILLE
 from opusmon.ui.panes.base import Frame, PaneState, Size
-from opusmon.ui.text import box
 from opusmon.window import Window
 
 SECONDS = 300
@@ -69,18 +68,13 @@ class Feed:
 
 
 def live_ms(streams: int, size: Size, state: PaneState) -> float:
-    """Median CPU time of a frame as the dashboard's widget draws it, ms."""
+    """Median CPU time of a frame, ms."""
     feed = Feed(streams)
     times = []
     for _ in range(FRAMES):
         feed.step()
         frame = Frame(feed.window, feed.t, SECONDS * NS, size, BRAILLE, state)
-        begin = time.thread_time()
-        PANE.items(frame)
-        title = PANE.title(frame)
-        lines = PANE.render(frame)
-        box(lines, title, size.width + 2, size.height + 2, focused=True, glyphs=frame.glyphs)
-        times.append((time.thread_time() - begin) * 1e3)
+        times.append(drawn_ms(PANE, frame))
     return statistics.median(times)
 
 

@@ -12,7 +12,7 @@ from opusmon.schema import StringTable
 from opusmon.ui.glyphs import ASCII
 from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.panes.gpu import GpuPane
-from opusmon.ui.text import plain
+from opusmon.ui.text import STYLES, line_cells, plain
 
 T0 = 1_000 * NS
 """Monotonic start of the sessions."""
@@ -283,3 +283,13 @@ def add_status(view, t=END, *, channel="gpu", field="", scope="", state="error",
         reason=reason,
         remedy=remedy,
     )
+
+
+def assert_fills(pane, drawn):
+    """A pane draws exactly the lines and cells asked for, in known styles."""
+    lines = pane.render(drawn)
+    assert len(lines) == drawn.size.height
+    assert {line_cells(line) for line in lines} <= {drawn.size.width}
+    assert {style for line in lines for _, style in line} <= set(STYLES)
+    assert line_cells(pane.summary(drawn)) == drawn.size.width
+    assert pane.title(drawn)

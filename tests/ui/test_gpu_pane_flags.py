@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from opusmon.clock import NS
@@ -30,13 +28,7 @@ from .fakeview import (
 NOON_NS = 1_795_953_600 * NS  # 2026-11-29 12:00:00 UTC
 
 
-@pytest.fixture(autouse=True)
-def utc(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from opusmon.schema import Batch, Channel, Field, conform
 from opusmon.ui.glyphs import BY_NAME as GLYPHS
 from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.panes.latency_list import SORTS
-from opusmon.ui.text import STYLES, line_cells, plain
+from opusmon.ui.text import plain
 from opusmon.window import Window
 
 from .fakelatency import END, NOW, PANE, FakeLatency, render, serving, text
-from .fakeview import NAN
+from .fakeview import NAN, assert_fills
 
 
 def odd():
@@ -70,12 +70,7 @@ VIEWS = [
 )
 def test_exactly_the_size(view, width, height, glyphs, state, span_ns):
     it = Frame(view, END + NS // 3, span_ns, Size(width, height), glyphs, state)
-    lines = PANE.render(it)
-    assert len(lines) == height
-    assert {line_cells(line) for line in lines} <= {width}
-    assert {style for line in lines for _, style in line} <= set(STYLES)
-    assert line_cells(PANE.summary(it)) == width
-    assert PANE.title(it)
+    assert_fills(PANE, it)
     assert PANE.items(it) >= 0
 
 

@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 
@@ -31,14 +29,7 @@ from .fakestalls import (
 )
 from .fakeview import END, NAN, T0, frame
 
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def kinds_of(view, **state):

@@ -7,10 +7,9 @@ from opusmon.clock import NS
 from opusmon.ui.glyphs import BY_NAME as GLYPHS
 from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.panes.stalls_state import SORTS
-from opusmon.ui.text import STYLES, line_cells
 
 from .fakestalls import PANE, FakeStalls, add_host, add_stall, add_status, four, many, quiet
-from .fakeview import END, NAN
+from .fakeview import END, NAN, assert_fills
 
 VIEWS = [FakeStalls(), quiet(), four(), many(40), FakeStalls(), FakeStalls()]
 add_stall(
@@ -55,9 +54,4 @@ add_status(VIEWS[5], channel="stall", field="x", state="error", reason="no", rem
 )
 def test_exactly_the_size(view, width, height, glyphs, state, span_ns):
     it = Frame(view, END + NS // 3, span_ns, Size(width, height), glyphs, state)
-    lines = PANE.render(it)
-    assert len(lines) == height
-    assert {line_cells(line) for line in lines} <= {width}
-    assert {style for line in lines for _, style in line} <= set(STYLES)
-    assert line_cells(PANE.summary(it)) == width
-    assert PANE.title(it)
+    assert_fills(PANE, it)

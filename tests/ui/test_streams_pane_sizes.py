@@ -7,7 +7,6 @@ from opusmon.ui.glyphs import BY_NAME as GLYPHS
 from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.panes.streams_state import SORTS
 from opusmon.ui.panes.streams_table import short_duration, short_number
-from opusmon.ui.text import STYLES, line_cells
 
 from .fakestreams import (
     IDLE,
@@ -19,7 +18,7 @@ from .fakestreams import (
     phases,
     serving,
 )
-from .fakeview import END, NAN
+from .fakeview import END, NAN, assert_fills
 
 VIEWS = [
     FakeStreams(),
@@ -56,12 +55,7 @@ add_status(VIEWS[5], channel="stream", field="launches", state="stale", reason="
 )
 def test_exactly_the_size(view, width, height, glyphs, state, span_ns):
     it = Frame(view, END + NS // 3, span_ns, Size(width, height), glyphs, state)
-    lines = PANE.render(it)
-    assert len(lines) == height
-    assert {line_cells(line) for line in lines} <= {width}
-    assert {style for line in lines for _, style in line} <= set(STYLES)
-    assert line_cells(PANE.summary(it)) == width
-    assert PANE.title(it)
+    assert_fills(PANE, it)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from opusmon.channels import COST, REQUEST, STATUS
 from opusmon.clock import NS, Anchors, Clock
 from opusmon.collectors.api.request import Keeper, Request, request_batch
-from opusmon.collectors.base import Unavailable, every, status_batch
+from opusmon.collectors.base import Unavailable, UnavailableError, every, status_batch
 from opusmon.collectors.cost import INTERVAL_NS as COST_NS
 from opusmon.collectors.cost import CostMeter
 from opusmon.collectors.notes import Notes
@@ -28,16 +28,8 @@ LATE_NS = 900 * NS
 """Older records are not taken: exporters try for minutes, not for hours."""
 
 
-class OtlpUnavailable(Exception):  # noqa: N818  (it reads as what happened)
-    """It cannot listen where it was told to.
-
-    Attributes:
-        why: reason and remedy.
-    """
-
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.why = Unavailable(reason, remedy)
+class OtlpUnavailable(UnavailableError):  # noqa: N818  (it reads as what happened)
+    """It cannot listen where it was told to."""
 
 
 class OtlpCollector:

@@ -9,19 +9,11 @@ from dataclasses import dataclass
 import aiohttp
 
 from opusmon.collectors.api.observer import End
-from opusmon.collectors.base import Unavailable
+from opusmon.collectors.base import UnavailableError
 
 
-class ProxyUnavailable(Exception):  # noqa: N818  (it reads as what happened)
-    """The proxy cannot be started as it was asked for.
-
-    Attributes:
-        why: reason and remedy.
-    """
-
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason)
-        self.why = Unavailable(reason, remedy)
+class ProxyUnavailable(UnavailableError):  # noqa: N818  (it reads as what happened)
+    """The proxy cannot be started as it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Sources are never mixed into one number: every block of figures names its source
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -42,7 +41,7 @@ from opusmon.ui.panes.latency_words import (
 )
 from opusmon.ui.panes.statuses import WRONG_RANK, trouble_line, troubles
 from opusmon.ui.panes.waiting import NO_DATA
-from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells
+from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells, wrapped
 
 LEVELS = ((0, 0), (1, 1), (1, 2), (1, 3), (2, 3), (3, 3))
 """How much of the first source is shown, and of the others, until there is room for the rest; see `chosen_metrics`."""
@@ -124,24 +123,16 @@ def _off_lines(known: Snapshot, width: int) -> list[Line]:
         name = f"{status.collector} {status.scope}".strip()
         words = status.reason or ("runs, and has seen nothing yet" if status.state == "ok" else status.state)
         remedy = status.remedy or ("" if status.state == "ok" else REMEDIES.get(status.collector, ""))
-        lines += _wrapped(f"{name}: {words}", width, "", "label")
-        lines += _wrapped(remedy, width, _INDENT, "accent")
+        lines += wrapped(f"{name}: {words}", width, "", "label")
+        lines += wrapped(remedy, width, _INDENT, "accent")
     if silent:
-        lines += _wrapped(f"Not in this session: {', '.join(s.name for s in silent)}", width, "", "label")
+        lines += wrapped(f"Not in this session: {', '.join(s.name for s in silent)}", width, "", "label")
     for source in silent:
-        lines += _wrapped(source.remedy, width, _INDENT, "accent")
+        lines += wrapped(source.remedy, width, _INDENT, "accent")
     lines += [(), (("It would show:", "label"),)]
     for words in shows.LATENCY:
-        lines += _wrapped(words, width, _INDENT, "dim")
+        lines += wrapped(words, width, _INDENT, "dim")
     return lines
-
-
-def _wrapped(text: str, width: int, indent: str, style: str) -> list[Line]:
-    room = max(width, len(indent) + 1)
-    words = textwrap.wrap(
-        clean(text), room, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return [((line, style),) for line in words]
 
 
 # -- one line ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from opusmon.ui.panes.base import Frame, Size
-from opusmon.ui.text import Line, clean, cut, fit, fit_lines
+from opusmon.ui.text import Line, clean, cut, fit, fit_lines, wrapped
 
 _INDENT = "  "
 NO_DATA = "this session has no such data at this time"
@@ -60,23 +59,13 @@ class WaitingPane:
         return 0
 
     def _lines(self, width: int) -> Iterator[Line]:
-        yield from _wrapped(f"Not running: {self.why}", width, "", "value")
+        yield from wrapped(f"Not running: {self.why}", width, "", "value")
         if self.remedy:
             yield ()
             yield (("To enable it:", "label"),)
-            yield from _wrapped(self.remedy, width, _INDENT, "accent")
+            yield from wrapped(self.remedy, width, _INDENT, "accent")
         if self.shows:
             yield ()
             yield (("It would show:", "label"),)
             for line in self.shows:
-                yield from _wrapped(line, width, _INDENT, "dim")
-
-
-def _wrapped(text: str, width: int, indent: str, style: str) -> Iterator[Line]:
-    """A paragraph on as many lines as it needs; commands are not hyphenated, so that they can be copied."""
-    room = max(width, len(indent) + 1)
-    lines = textwrap.wrap(
-        clean(text), room, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-    for line in lines:
-        yield ((line, style),)
+                yield from wrapped(line, width, _INDENT, "dim")

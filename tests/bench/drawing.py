@@ -1,0 +1,19 @@
+"""The CPU time of one frame, for the benchmarks of the panes."""
+
+from __future__ import annotations
+
+import time
+
+from opusmon.ui.panes.base import Frame, Pane
+from opusmon.ui.text import box
+
+
+def drawn_ms(pane: Pane, frame: Frame) -> float:
+    """CPU time of a frame as the dashboard's widget draws it, ms."""
+    size = frame.size
+    begin = time.thread_time()
+    pane.items(frame)
+    title = pane.title(frame)
+    lines = pane.render(frame)
+    box(lines, title, size.width + 2, size.height + 2, focused=True, glyphs=frame.glyphs)
+    return (time.thread_time() - begin) * 1e3
