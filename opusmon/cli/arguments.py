@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from opusmon import __version__
-from opusmon.cli import files, host, requests, triage, watch
+from opusmon.cli import check, files, host, requests, triage, watch
 from opusmon.cli.words import speed
 
 EPILOG = """\
@@ -22,6 +22,7 @@ examples:
   opusmon dump night.opusmon --channel gpu --from -10m --format csv
   opusmon --proxy http://127.0.0.1:8000   and point clients at http://127.0.0.1:8788
   opusmon probe --base-url http://127.0.0.1:8000 --model M --sweep 1k,4k,16k
+  opusmon check graph serve.py:step   can it be captured as a CUDA Graph?
   opusmon doctor                   what is missing on this host and how to get it
 
 times: 10m (after the start), -90s (before the end), 14:03, 14:03:21, 0:30, ISO 8601, epoch seconds
@@ -44,6 +45,7 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
     _watching(verbs)
     _requests(verbs)
     _files(verbs)
+    check.arguments(_verb(verbs, "check", check.check, "will your torch code run on the fast path?"))
     _host(verbs)
     return top, verbs.choices
 

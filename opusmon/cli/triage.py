@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from opusmon.cli.words import OK, CliError, open_recording
+from opusmon.cli.words import FINDINGS, OK, CliError, open_recording
 
-FINDINGS = 3
 LEVELS = {"note": 1, "warning": 2, "critical": 3}
 
 

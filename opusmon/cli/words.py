@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from opusmon.recording import Recording
 
-OK, ERROR = 0, 1
+OK, ERROR, FINDINGS = 0, 1, 3
 
 
 class CliError(Exception):

@@ -1,0 +1,107 @@
+"""A result as text for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from opusmon.checks.result import Problem, Result, Table, Value
+from opusmon.text import printable
+
+_WIDTH = 100
+_SIGNS = {"problem": "!!", "note": "i"}
+_INDENT = " " * 3
+
+
+def as_text(result: Result) -> str:
+    """Verdict, problems with their lines, then facts, tables and what was not measured."""
+    return "\n".join(_lines(result)) + "\n"
+
+
+def verdict(result: Result) -> str:
+    """`2 problems`, `clean`, or why it could not run."""
+    if result.error:
+        return f"could not run: {result.error}"
+    problems = sum(problem.level == "problem" for problem in result.problems)
+    if not problems:
+        return "clean"
+    return f"{problems} problem{'s' if problems != 1 else ''}"
+
+
+def headline(problem: Problem) -> str:
+    """A problem on one line, for a mark: what, and where."""
+    return printable(f"{problem.what} ({problem.where})" if problem.where else problem.what)
+
+
+def _lines(result: Result) -> Iterator[str]:
+    yield from _wrapped("", f"check {result.check} {result.target}".rstrip() + f": {verdict(result)}", "")
+    if result.basis:
+        yield from _wrapped("basis: ", result.basis)
+    if result.remedy:
+        yield from _wrapped("fix: ", result.remedy)
+    for problem in result.problems:
+        yield ""
+        yield from _problem(problem)
+    if result.facts:
+        yield ""
+        for fact in result.facts:
+            yield from _wrapped("- ", fact.text)
+    for table in result.tables:
+        yield ""
+        yield from _table(table)
+    if result.not_measured:
+        yield ""
+        for missing in result.not_measured:
+            yield from _wrapped("not measured: ", f"{missing.what}: {missing.why}")
+
+
+def _problem(problem: Problem) -> Iterator[str]:
+    place = f"{problem.where}  " if problem.where else ""
+    yield from _wrapped(f"{_SIGNS[problem.level]:<3}", f"{place}{problem.what}  [{problem.kind}]", "")
+    if problem.line:
+        yield from _wrapped("> ", problem.line)
+    if problem.code:
+        yield from _wrapped("said: ", problem.code)
+    if problem.facts:
+        yield from _wrapped("", ", ".join(f"{name} {_cell(value)}" for name, value in problem.facts.items()))
+    if problem.change:
+        yield from _wrapped("change: ", problem.change)
+
+
+def _table(table: Table) -> Iterator[str]:
+    rows = [table.columns, *([_cell(value) for value in row] for row in table.rows)]
+    numeric = [
+        all(isinstance(row[place], int | float) or row[place] is None for row in table.rows)
+        for place in range(len(table.columns))
+    ]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+    yield printable(table.title)
+    for row in rows:
+        cells = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        yield _INDENT + "  ".join(cells).rstrip()
+
+
+def _cell(value: Value) -> str:
+    """A value in a table or a list; what is missing is a dash."""
+    if value is None:
+        return "--"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return printable(value)
+
+
+def _wrapped(head: str, text: str, indent: str = _INDENT) -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        _WIDTH,
+        initial_indent=indent + head,
+        subsequent_indent=" " * len(indent + head),
+        break_on_hyphens=False,
+    )

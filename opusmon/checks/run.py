@@ -1,0 +1,137 @@
+"""Starts the child process of a check, keeps to its time limit, and takes what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from opusmon.checks.result import Result, from_json
+
+MAX_ANSWER_B = 16_000_000
+"""Most bytes of a child's answer."""
+
+GRACE_S = 0.5
+"""What a child that has said all, or is out of time, gets to end by itself."""
+
+MIN_PYTHON = (3, 10)
+"""Oldest interpreter that runs the child."""
+
+_PARENT = str(Path(__file__).resolve().parents[2])
+_BOOT = (
+    "import sys\n"
+    f"if sys.version_info < {MIN_PYTHON}: sys.exit(97)\n"
+    # Last, so that the packages of the user's environment win over those that lie beside opusmon.
+    "sys.path.append(sys.argv[1])\n"
+    "from opusmon.checks.worker import main\n"
+    "main(sys.argv[2], sys.argv[3], int(sys.argv[4]))\n"
+)
+_TOO_OLD = 97
+
+
+def run(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    python: str = sys.executable,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    own_group: bool = True,
+) -> Result:
+    """Run a check in a child process.
+
+    Args:
+        name: a key of `worker.CHECKS`.
+        options: for it, JSON values.
+        python: interpreter that has torch.
+        limit_s: after this long it is killed.
+        env: added to the environment.
+        own_group: False inside a child, so that the grandchildren die with it at its limit.
+
+    Returns:
+        Its result; one with an error when the child crashed or ran out of time, with the stage it was in.
+    """
+    target = str(options.get("target", ""))
+    reading, writing = os.pipe()
+    try:
+        child = subprocess.Popen(
+            [python, "-c", _BOOT, _PARENT, name, json.dumps(dict(options)), str(writing)],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            pass_fds=(writing,),
+            start_new_session=own_group,
+            env={**os.environ, **(env or {})},
+        )
+    except OSError as error:
+        os.close(reading)
+        os.close(writing)
+        return Result(name, target, error=f"{python} does not start: {error.strerror}")
+    os.close(writing)
+    try:
+        said, in_time = _read(reading, time.monotonic() + limit_s)
+    finally:
+        os.close(reading)
+        _end(child, own_group=own_group)
+    return _result(name, target, said, child.returncode, limit_s if not in_time else None)
+
+
+def _read(pipe: int, deadline_s: float) -> tuple[bytes, bool]:
+    """All that comes until the pipe closes; False when the time was up first."""
+    said = bytearray()
+    os.set_blocking(pipe, False)
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if not ready.select(left_s):
+                continue
+            data = os.read(pipe, 65536)
+            if not data or len(said) > MAX_ANSWER_B:
+                return bytes(said), True
+            said += data
+            # The pipe may live on in a process that the user's code has started.
+            if b'{"result"' in data and said.endswith(b"\n"):
+                return bytes(said), True
+    return bytes(said), False
+
+
+def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:
+    """Reap the child; what it has started goes with it."""
+    # Until it is reaped its number, and that of its group, belong to nobody else.
+    until_s = time.monotonic() + GRACE_S
+    while time.monotonic() < until_s and not os.waitid(
+        os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG
+    ):
+        time.sleep(0.002)
+    if own_group:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.kill()
+    child.wait()
+
+
+def _result(name: str, target: str, said: bytes, status: int, limit_s: float | None) -> Result:
+    stage = ""
+    for line in said.splitlines():
+        try:
+            document = json.loads(line)
+            if "result" in document:
+                return from_json(document["result"])
+            stage = str(document["stage"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    during = f" during: {stage}" if stage else ""
+    if limit_s is not None:
+        why = f"still running after {limit_s:g} s{during}"
+        return Result(name, target, error=why, remedy="--time-limit gives it longer")
+    if status == _TOO_OLD:
+        return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return Result(name, target, error=f"the checked code {how}{during}")

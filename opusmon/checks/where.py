@@ -1,0 +1,69 @@
+"""Which line of the user's own code something came from."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A line of code.
+
+    Attributes:
+        where: `file.py:12`, relative to the working directory where it lies below it.
+        line: the line, stripped.
+    """
+
+    where: str
+    line: str
+
+
+NOWHERE = Place("", "")
+
+_OWN = str(Path(__file__).resolve().parent)
+_LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's: no installed package, no standard library, nothing made up, not opusmon."""
+    if filename.startswith("<") or not filename.endswith(".py"):
+        return False
+    path = os.path.realpath(filename)
+    parts = Path(path).parts
+    return not (path.startswith((_OWN, *_LIBRARIES)) or "site-packages" in parts or "dist-packages" in parts)
+
+
+def place(filename: str, lineno: int) -> Place:
+    """A line as it is shown."""
+    name = os.path.relpath(filename)
+    shown = filename if name.startswith("..") else name
+    return Place(f"{shown}:{lineno}", linecache.getline(filename, lineno).strip())
+
+
+def innermost(frames: Iterable[traceback.FrameSummary]) -> Place:
+    """The user's line that is nearest to what happened; frames run from the outermost on."""
+    own = [frame for frame in frames if is_users(frame.filename)]
+    return place(own[-1].filename, own[-1].lineno or 0) if own else NOWHERE
+
+
+def of_error(error: BaseException) -> Place:
+    """The user's line that raised."""
+    return of_traceback(error.__traceback__)
+
+
+def of_traceback(trace: TracebackType | None) -> Place:
+    """The user's line of a traceback."""
+    return innermost(traceback.extract_tb(trace))
+
+
+def here() -> Place:
+    """The user's line that is being executed."""
+    return innermost(traceback.extract_stack())

@@ -1,0 +1,73 @@
+"""The child process of a check: runs the user's code and sends what was found through a pipe.
+
+One JSON object a line: `{"stage": TEXT}` says what begins now, so that a code that hangs or crashes is known by its
+stage; `{"result": {...}}` comes last.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opusmon.checks.result import Result, to_json
+from opusmon.checks.target import TargetError
+from opusmon.checks.where import of_error
+
+Options = Mapping[str, Any]
+Say = Callable[[str], None]
+
+CHECKS = {
+    "graph": "opusmon.checks.graph",
+    "compile": "opusmon.checks.compiled",
+    "kv-layout": "opusmon.checks.kv_layout",
+    "triton": "opusmon.checks.triton_jit",
+    "init": "opusmon.checks.init",
+}
+"""Module of each check; its `check(options, say) -> Result` is called here. `say` names the stage that begins."""
+
+INSTALL_TORCH = "pip install 'opusmon[torch]', or --python PATH of an environment that has torch"
+
+
+def main(name: str, options_json: str, pipe: int) -> None:
+    """Run one check and write to the pipe. The user's prints go to stderr, so that stdout is the report's."""
+    os.dup2(2, 1)
+    out = os.fdopen(pipe, "w", encoding="utf-8")
+
+    def send(document: dict[str, Any]) -> None:
+        out.write(json.dumps(document) + "\n")
+        out.flush()
+
+    options = json.loads(options_json)
+    result = run(name, options, lambda stage: send({"stage": stage}))
+    send({"result": to_json(result)})
+    sys.stderr.flush()
+    # Threads and CUDA of the user's code must not keep the process, or crash it, once all is said.
+    os._exit(0)
+
+
+def run(name: str, options: Options, say: Say) -> Result:
+    """Run one check here; what the user's code raises becomes the result's error."""
+    target = str(options.get("target", ""))
+    say("starting")
+    try:
+        result: Result = importlib.import_module(CHECKS[name]).check(options, say)
+    except TargetError as error:
+        return Result(name, target, error=str(error))
+    except ModuleNotFoundError as error:
+        if error.name in ("torch", "triton"):
+            return Result(name, target, error=f"{error.name} is not installed here", remedy=INSTALL_TORCH)
+        return _failed(name, target, error)
+    except Exception as error:
+        return _failed(name, target, error)
+    return result
+
+
+def _failed(name: str, target: str, error: Exception) -> Result:
+    where, line = of_error(error)
+    place = f" at {where}: {line}" if where else ""
+    words = str(error).strip().splitlines()
+    return Result(name, target, error=f"{type(error).__name__}: {words[0] if words else ''}{place}")

@@ -1,0 +1,133 @@
+"""`opusmon check`: what keeps the user's own torch code off the fast path."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opusmon.cli.words import ERROR, FINDINGS, OK, CliError
+
+if TYPE_CHECKING:
+    from opusmon.checks.result import Result
+
+DESCRIPTION = """\
+Runs your own torch code in a child process, away from the server, and says what keeps it off the fast path.
+
+TARGET is module:callable or file.py:callable. It is called without arguments, or with those of --bucket, and returns
+(fn, inputs) or (module, inputs). Inputs are a tuple of arguments or a dict; a list of them is one bucket of shapes each.
+"""
+
+EPILOG = """\
+exit status: 0 clean, 1 could not run, 2 usage, 3 problems found
+"""
+
+
+def arguments(check: argparse.ArgumentParser) -> None:
+    """Add the checks and their options to the parser of the verb."""
+    check.description = DESCRIPTION
+    check.epilog = EPILOG
+    check.formatter_class = argparse.RawDescriptionHelpFormatter
+    names = check.add_subparsers(metavar="CHECK", title="checks", dest="check", required=True)
+    _with_target(
+        _check(names, "graph", "can this be captured as a CUDA Graph, and if not, which line breaks it?")
+    )
+    _with_target(
+        _check(names, "compile", "what torch.compile makes of this: graph breaks, recompiles, operators")
+    )
+    _check(names, "kv-layout", "does this KV cache fit the attention kernels, or is it copied each step?")
+    _with_target(_check(names, "triton", "what Triton compiles and tunes for this, and why again"))
+    _check(names, "init", "what first use costs on this host, and in which order it is safe")
+
+
+def _check(
+    names: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_text: str
+) -> argparse.ArgumentParser:
+    parser = names.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:])
+    parser.add_argument("--debug", action="store_true", help="show a traceback instead of one line")
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PATH",
+        help="interpreter that has torch (default: the one that runs opusmon)",
+    )
+    parser.add_argument(
+        "--time-limit", default="5m", metavar="TIME", help="end the child after this long (default 5m)"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--mark", type=Path, metavar="FILE", help="add what was found to this recording, as marks"
+    )
+    parser.add_argument("--mark-at", metavar="TIME", help="at this time of it (default: its end)")
+    return parser
+
+
+def _with_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="module:callable or file.py:callable")
+    parser.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="NAME=V,V",
+        help="call TARGET with these values, one bucket of shapes each (repeatable)",
+    )
+
+
+_NOT_OPTIONS = frozenset(
+    {"run", "debug", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"}
+)
+
+
+def check(args: argparse.Namespace) -> int:
+    """`opusmon check`."""
+    from opusmon.checks.report import as_text
+    from opusmon.checks.result import to_json
+    from opusmon.checks.run import run
+    from opusmon.checks.target import TargetError, parse_buckets
+    from opusmon.times import parse_duration
+
+    options: dict[str, Any] = {name: value for name, value in vars(args).items() if name not in _NOT_OPTIONS}
+    if "bucket" in args:
+        try:
+            options["buckets"] = parse_buckets(args.bucket)
+        except TargetError as error:
+            raise CliError(str(error)) from error
+    at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0
+    result = run(args.check, options, python=args.python, limit_s=parse_duration(args.time_limit) / 1e9)
+    print(
+        json.dumps(to_json(result), indent=2) if args.json else as_text(result), end="\n" if args.json else ""
+    )
+    if args.mark is not None:
+        _mark(args.mark, at, result)
+    if result.error:
+        return ERROR
+    return OK if result.clean else FINDINGS
+
+
+def _mark_at(path: Path, at: str | None) -> int:
+    """Where the marks go, monotonic ns. Before the check runs: a wrong name is no reason to run it again."""
+    from opusmon.cli.words import open_recording
+    from opusmon.recording.append import need_finished
+    from opusmon.times import parse_time
+
+    with open_recording(path) as recording:
+        need_finished(recording)
+        if at is None:
+            return recording.t1
+        return parse_time(at, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+
+
+def _mark(path: Path, t: int, result: Result) -> None:
+    """Add the verdict and each problem to a recording."""
+    from opusmon.checks.report import headline, verdict
+    from opusmon.recording.append import add_marks
+    from opusmon.recording.store import Mark
+
+    head = f"check {result.check}"
+    target = f" {result.target}" if result.target else ""
+    texts = [f"{head}{target}: {verdict(result)}"]
+    texts += [f"{head}: {headline(problem)}" for problem in result.problems]
+    add_marks(path, [Mark(t, t, "check", text) for text in texts])
+    print(f"opusmon: {len(texts)} mark{'s' if len(texts) != 1 else ''} added to {path}", file=sys.stderr)
