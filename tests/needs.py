@@ -70,6 +70,19 @@ def _cupti() -> str:
     return "" if find_spec("nvidia") is not None else "nvidia-cuda-cupti is not installed"
 
 
+def _torch() -> str:
+    return "" if find_spec("torch") is not None else "torch is not installed"
+
+
+def _gpu() -> str:
+    """One that torch can use."""
+    if why := _torch():
+        return why
+    import torch
+
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "root": _root,
     "gcc": _program("gcc"),
@@ -81,6 +94,8 @@ CHECKS: dict[str, Callable[[], str]] = {
     "tmpfs": _tmpfs,
     "sudo": _sudo,
     "cupti": _cupti,
+    "torch": _torch,
+    "gpu": _gpu,
 }
 """Kind to a function that says why it is not there, "" when it is."""
 
