@@ -172,7 +172,13 @@ L2 = Channel(
         _GPU,
         Field("dt_ns", "<i8", "ns", "the rates and percentages cover [t - dt_ns, t]"),
         Field("source", "<u4", help="what measured it, with its version", text=True),
-        Field("l2_hit_pct", "<f4", "%", "L2 sector hit rate; NaN in windows that did not measure it"),
+        Field("l2_hit_pct", "<f4", "%", "bytes the SMs asked the L2 for and that were not read from HBM"),
+        Field(
+            "l2_lookup_hit_pct",
+            "<f4",
+            "%",
+            "hits per lookup by the L2's own counters; a sector in its other half is looked up twice",
+        ),
         Field(
             "l2_to_hbm_ratio",
             "<f4",
@@ -187,13 +193,8 @@ L2 = Channel(
         Field("tensor_pct", "<f4", "%", "cycles in which the tensor pipes were active"),
         Field("pcie_read_bps", "<f4", "B/s", "read by the GPU"),
         Field("pcie_write_bps", "<f4", "B/s", "written by the GPU"),
-        # Measured on an H200 that sends 394 GB/s of payload one way: 418 out and 291 in, where NVML counts 404 and 0.
-        Field(
-            "nvlink_rx_bps", "<f8", "B/s", "all that crosses the wire, not payload: see gpu's nvlink_rx_bps"
-        ),
-        Field(
-            "nvlink_tx_bps", "<f8", "B/s", "all that crosses the wire, not payload: see gpu's nvlink_tx_bps"
-        ),
+        Field("nvlink_rx_bps", "<f8", "B/s", "payload in, without the protocol around it"),
+        Field("nvlink_tx_bps", "<f8", "B/s", "payload out, without the protocol around it"),
         Field("bank_conflicts_per_s", "<f8", "1/s", "shared-memory bank conflicts; NaN unless asked for"),
     ),
     key=("gpu",),

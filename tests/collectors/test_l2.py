@@ -45,8 +45,23 @@ def test_sums_become_rates_and_shares_time_weighted_means():
 
 def test_the_first_sample_after_a_start_and_those_with_nan_do_not_count():
     taken = samples([[1.0], [2.0], [math.nan], [4.0]])
-    assert metrics.usable(taken, started=True).tolist() == [False, True, False, True]
-    assert metrics.usable(taken, started=False).tolist() == [True, True, False, True]
+    assert metrics.usable(taken, ["a.sum"], started=True).tolist() == [False, True, False, True]
+    assert metrics.usable(taken, ["a.sum"], started=False).tolist() == [True, True, False, True]
+
+
+def test_hits_per_lookup_are_weighed_by_the_lookups_and_no_lookup_is_no_reason_to_drop_a_sample():
+    names = [metrics.SECTORS, metrics.HALF_HIT]
+    taken = samples(
+        [[3e9, 50.0], [1e9, 10.0], [0.0, math.nan]],
+        [0, 100_000_000, 200_000_000],
+        [100_000_000, 200_000_000, 300_000_000],
+    )
+    good = metrics.usable(taken, names, started=False)
+    assert good.tolist() == [True, True, True]
+    found, _ = metrics.means(taken, names, good)
+    assert metrics.fields(found)["l2_lookup_hit_pct"] == pytest.approx(2 * (3 * 50 + 1 * 10) / 4)
+    idle, _ = metrics.means(taken, names, np.array([False, False, True]))
+    assert math.isnan(metrics.fields(idle)["l2_lookup_hit_pct"])
     assert metrics.means(samples(np.empty((0, 1))), ["a.sum"], np.zeros(0, bool)) == ({}, 0)
 
 
@@ -164,6 +179,7 @@ async def test_rows_say_what_the_counters_counted(stub):
     assert row["hbm_write_bps"] == pytest.approx(0.5e12)
     assert row["l2_bps"] == pytest.approx(8e12)
     assert row["l2_hit_pct"] == pytest.approx(25.0)
+    assert row["l2_lookup_hit_pct"] == pytest.approx(30.0)
     assert (row["sm_active_pct"], row["warps_active_pct"], row["tensor_pct"]) == (80, 40, 25)
     assert (row["nvlink_rx_bps"], row["nvlink_tx_bps"]) == (3e9, 4e9)
     assert math.isnan(row["bank_conflicts_per_s"])
@@ -173,10 +189,19 @@ async def test_rows_say_what_the_counters_counted(stub):
 
 
 async def test_a_gpu_without_links_is_sampled_without_them(stub):
-    stub.rates(**{"unknown__nvlrx__bytes.sum": 1})
+    stub.rates(**{"unknown__nvlrx__bytes_data_user.sum": 1})
     (row,) = await Watched(stub).rows("l2", 1)
     assert math.isnan(row["nvlink_rx_bps"])
     assert row["hbm_read_bps"] == pytest.approx(3.0e12)
+    assert row["l2_lookup_hit_pct"] == pytest.approx(30.0)
+
+
+async def test_a_chip_without_lookup_counters_is_sampled_without_them(stub):
+    stub.rates(**{f"unknown__{metrics.HALF_HIT}": 1})
+    (row,) = await Watched(stub).rows("l2", 1)
+    assert math.isnan(row["l2_lookup_hit_pct"])
+    assert row["l2_hit_pct"] == pytest.approx(25.0)
+    assert row["nvlink_tx_bps"] == pytest.approx(4e9)
 
 
 async def test_bank_conflicts_are_sampled_instead_of_the_rest(stub):

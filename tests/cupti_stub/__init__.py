@@ -51,13 +51,14 @@ RATES = {
     "dram__bytes_write.sum": 0.5e12,
     "lts__t_sectors.sum": 2.5e11,
     "lts__t_sectors_srcnode_gpc.sum": 1.25e11,
+    "LTS.TriageCompute.lts__average_t_sector_hit_rate_realtime.pct": 15,
     "sm__cycles_active.avg.pct_of_peak_sustained_elapsed": 80,
     "sm__warps_active.avg.pct_of_peak_sustained_active": 40,
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": 25,
     "pcie__read_bytes.sum": 1e9,
     "pcie__write_bytes.sum": 2e9,
-    "nvlrx__bytes.sum": 3e9,
-    "nvltx__bytes.sum": 4e9,
+    "nvlrx__bytes_data_user.sum": 3e9,
+    "nvltx__bytes_data_user.sum": 4e9,
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": 5e6,
 }
-"""4 TB/s asked of the L2 by the SMs (1.25e11 sectors of 32 B), 3 read from HBM: a hit rate of 25 %."""
+"""4 TB/s asked of the L2 by the SMs (1.25e11 sectors of 32 B), 3 read from HBM: a hit rate of 25 %; of lookups 30 % hit."""

@@ -120,7 +120,7 @@ class Device:
         sampler = self._open_sampler
         self._timed("stop", sampler.stop)
         samples = self._timed("decode", self._decode)
-        good = metrics.usable(samples, started=True)
+        good = metrics.usable(samples, self._config.names, started=True)
         values, dt_ns = metrics.means(samples, self._config.names, good)
         if not dt_ns:
             return None
@@ -163,11 +163,16 @@ class Device:
 
 
 def _main(lib: Cupti, index: int) -> Config:
-    """The main set, with the links where there are any."""
-    try:
-        return _config(lib, index, (*metrics.MAIN, *metrics.LINKS))
-    except CuptiError:
-        return _config(lib, index, metrics.MAIN)
+    """The main set, with the links and the lookups of the L2 where the chip has them."""
+    config = _config(lib, index, metrics.MAIN)
+    for more in (metrics.LINKS, metrics.LOOKUPS):
+        try:
+            larger = _config(lib, index, (*config.names, *more))
+        except CuptiError:
+            continue
+        config.host.close()
+        config = larger
+    return config
 
 
 def _config(lib: Cupti, index: int, names: Sequence[str]) -> Config:

@@ -1,10 +1,17 @@
 """Which hardware counters are collected, and the row that becomes of them.
 
-All of `MAIN` fits one pass on GH100 (checked on an H200, CUDA 13.0). The L2's own hit-rate metrics need two passes
-there, which PM sampling refuses (NOT_SUPPORTED), and it offers no counter of hits or misses. What it counts in one
-pass, and so over the very same time, is the sectors that the GPCs (the SMs) ask the L2 for and the bytes that are
-read from HBM: what is asked for and not read from HBM was in the L2. Against buffers of known size read by SMs this
-gives 100 % up to 32 MiB, 98 % at 40, 65 % at 48, 5 % at 56 and 0.3 to 1.3 % from 64 MiB on, on a part with 60 MB.
+All of `MAIN`, `LINKS` and `LOOKUPS` together fits one pass on GH100 (checked on an H200, CUDA 13.0), so that all of it
+covers the very same time. The plain hit-rate metrics of the L2 (`lts__t_sector_hit_rate` and its kin) need two passes
+there, which PM sampling refuses (NOT_SUPPORTED). Hence two hit rates, measured side by side on a part with 60 MB:
+
+* of bytes: what the GPCs (the SMs) ask for and is not read from HBM was in the L2. Reading buffers of known size gives
+  100 % up to 32 MiB, 98.5 at 40, 70.5 at 48, 6.5 at 56 and 1.3 to 0.3 % from 64 MiB on; 970 of 3269 GB/s that the
+  kernel read at 48 MiB came from HBM, which is 70.3 %.
+* of lookups, by the counters of the L2 itself. A sector that lies in the other half of the L2 is looked up twice, so
+  it is lower where some hit: 97, 65.6 and 5 % at 40, 48 and 56 MiB.
+
+NVLink is payload: `data_user` counts 392.8 GB/s out and 0.0 in during a one-way copy that moves 393.1, where
+`nvltx__bytes`, all that crosses the wire, counts 418.2 and 291.1.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ import numpy as np
 
 from opusmon.channels import L2
 from opusmon.collectors.l2.cupti import Samples
+from opusmon.stats import Floats
 
 SECTOR_B = 32
 
@@ -24,18 +32,23 @@ READ = "dram__bytes_read.sum"
 WRITE = "dram__bytes_write.sum"
 SECTORS = "lts__t_sectors.sum"
 SECTORS_GPC = "lts__t_sectors_srcnode_gpc.sum"
+HALF_HIT = "LTS.TriageCompute.lts__average_t_sector_hit_rate_realtime.pct"
+"""Half of the hits per lookup: 50.0 where every access hits (a 16 MiB buffer read, anything written), 25.5 in a copy, whose
+reads miss and writes hit (H200, CUDA 13.0)."""
 SM = "sm__cycles_active.avg.pct_of_peak_sustained_elapsed"
 WARPS = "sm__warps_active.avg.pct_of_peak_sustained_active"
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 PCIE_READ = "pcie__read_bytes.sum"
 PCIE_WRITE = "pcie__write_bytes.sum"
-NVLINK_RX = "nvlrx__bytes.sum"
-NVLINK_TX = "nvltx__bytes.sum"
+NVLINK_RX = "nvlrx__bytes_data_user.sum"
+NVLINK_TX = "nvltx__bytes_data_user.sum"
 BANK_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 
 MAIN: tuple[str, ...] = (READ, WRITE, SECTORS, SECTORS_GPC, SM, WARPS, TENSOR, PCIE_READ, PCIE_WRITE)
 LINKS: tuple[str, ...] = (NVLINK_RX, NVLINK_TX)
 """Asked for where the device has NVLink; elsewhere the library refuses the configuration (999)."""
+LOOKUPS: tuple[str, ...] = (HALF_HIT,)
+"""Where the chip has it."""
 BANKS: tuple[str, ...] = (BANK_CONFLICTS,)
 """Does not fit into a pass with the others: sampled instead of them."""
 
@@ -59,17 +72,20 @@ _SHARES: tuple[tuple[str, str], ...] = (
 )
 
 
-def usable(samples: Samples, *, started: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def usable(samples: Samples, metrics: Sequence[str], *, started: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which samples count: the first after a start also covers the time before it, and some hold NaN.
 
     Args:
         samples: as decoded.
+        metrics: names of the columns; the hit rate of a sample without traffic is no number, and that sample counts.
         started: sampling was started since the last decode.
 
     Returns:
         Shape (n,).
     """
-    good: np.ndarray[Any, np.dtype[np.bool_]] = np.isfinite(samples.values).all(axis=1)
+    good: np.ndarray[Any, np.dtype[np.bool_]] = np.isfinite(
+        samples.values[:, [name != HALF_HIT for name in metrics]]
+    ).all(axis=1)
     good &= samples.end_ns > samples.start_ns
     if started and len(good):
         good[0] = False
@@ -91,7 +107,16 @@ def means(
         else float((values[:, n] * length_ns).sum() / total_ns)
         for n, name in enumerate(metrics)
     }
+    if HALF_HIT in found:
+        found[HALF_HIT] = _weighted(values[:, metrics.index(HALF_HIT)], values[:, metrics.index(SECTORS)])
     return found, int(total_ns)
+
+
+def _weighted(values: Floats, weights: Floats) -> float:
+    """Mean of what is a number, by weight; NaN where nothing weighs."""
+    weights = np.where(np.isfinite(values), weights, 0.0)
+    total = float(weights.sum())
+    return float((np.nan_to_num(values) * weights).sum() / total) if total else math.nan
 
 
 def fields(found: Mapping[str, float]) -> dict[str, float]:
@@ -106,6 +131,7 @@ def fields(found: Mapping[str, float]) -> dict[str, float]:
     read, asked = found.get(READ, nan), found.get(SECTORS_GPC, nan) * SECTOR_B
     total = row["l2_bps"]
     row["l2_to_hbm_ratio"] = read / total if total > TRICKLE_BPS else nan
+    row["l2_lookup_hit_pct"] = 2 * found.get(HALF_HIT, nan) if total > TRICKLE_BPS else nan
     row["l2_hit_pct"] = 100 * (1 - read / asked) if asked > TRICKLE_BPS and read <= asked else nan
     return row
 

@@ -104,6 +104,7 @@ def _megahertz(value: float) -> str:
 PANELS: tuple[Panel, ...] = (
     Panel("HBM bandwidth", "hbm_bw_pct", _top(100.0), _percent, HBM_BW_HIGH_PCT),
     Panel("L2 hit rate", "l2_hit_pct", _top(100.0), _percent, channel="l2"),
+    Panel("L2 lookups hit", "l2_lookup_hit_pct", _top(100.0), _percent, channel="l2"),
     Panel("HBM read", "hbm_read_bps", _hbm_top, units.rate, channel="l2"),
     Panel("HBM write", "hbm_write_bps", _hbm_top, units.rate, channel="l2"),
     Panel("HBM used", "mem_used_b", _memory_top, units.size, math.inf, "series4"),
