@@ -23,11 +23,12 @@ from opusmon.clock import NS, Anchors
 from opusmon.schema import Batch
 from opusmon.ui import themes
 from opusmon.ui.glyphs import ASCII, BLOCK, BRAILLE
+from opusmon.ui.marks import Place
 from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.panes.gpu import GpuPane
 from opusmon.ui.text import box, merge
 from opusmon.ui.widgets.chart import chart
-from opusmon.ui.widgets.timeline import TimeBar, TimeMark, timeline
+from opusmon.ui.widgets.timeline import TimeBar, timeline
 from opusmon.window import Window
 
 SECONDS = 300
@@ -130,7 +131,7 @@ def main() -> None:
         print(
             f"chart 80x10 {glyphs.name:<8} {median_ms(lambda g=glyphs: chart(values, 80, 10, 0, 100, g), 300):6.3f} ms"
         )
-    bar = TimeBar(0, 10**13, 10**13, 10**11, [TimeMark(n * 10**10, "xid") for n in range(500)])
+    bar = TimeBar(0, 10**13, 10**13, 10**11, [Place(n * 10**10, "xid") for n in range(500)])
     print(f"time bar 160 wide, 500 marks {median_ms(lambda: timeline(bar, 160, BRAILLE), 300):6.3f} ms")
 
 

@@ -1,4 +1,7 @@
-"""The whole session on one time bar: the span shown is bright, marks are letters, the playhead is a bar."""
+"""The whole session on one time bar: the span shown is bright, marks are letters, the playhead is a bar.
+
+The rows of the event lane lie under it column by column.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.marks import Place
 from opusmon.ui.text import Line, merge
 
 MARKS: dict[str, tuple[str, str]] = {
     "critical": ("!!", "bad"),
-    "warning": ("!", "warn"),
-    "info": ("i", "mark"),
     "xid": ("x", "bad"),
+    "warning": ("!", "warn"),
     "restart": ("r", "warn"),
+    "drop": ("d", "warn"),
+    "info": ("i", "mark"),
     "capture": ("c", "mark"),
     "jit": ("j", "mark"),
-    "drop": ("d", "warn"),
-    "gap": ("g", "dim"),
     "bookmark": ("b", "accent"),
+    "gap": ("g", "dim"),
 }
-"""Letter and style of each kind of mark, most important first: where two share a cell, the earlier one shows."""
+"""Letter and style of each kind of mark, the worst first: where two share a cell, the earlier one shows."""
 
 _RANK = {kind: rank for rank, kind in enumerate(MARKS)}
 _OTHER = ("*", "mark")
-
-
-@dataclass(frozen=True, slots=True)
-class TimeMark:
-    """Something worth finding again.
-
-    Attributes:
-        t: monotonic ns.
-        kind: a key of `MARKS`; any other shows as `*`.
-    """
-
-    t: int
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +46,7 @@ class TimeBar:
     t1: int
     playhead: int
     span_ns: int
-    marks: Sequence[TimeMark] = ()
+    marks: Sequence[Place] = ()
 
 
 def column_of(bar: TimeBar, t: int, width: int) -> int:
@@ -89,10 +80,44 @@ def timeline(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
     return merge(tuple(zip(chars, styles, strict=True)))
 
 
+def lane_row(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
+    """Draw the bar's marks alone in exactly `width` cells, what lasts from its begin to its end.
+
+    The playhead goes through, so that a row is read together with the bar above.
+    """
+    if width <= 0:
+        return ()
+    chars = [" "] * width
+    styles = ["dim"] * width
+    _put_lengths(bar, width, glyphs.span, chars, styles)
+    now = column_of(bar, bar.playhead, width)
+    chars[now], styles[now] = glyphs.playhead, "title"
+    _put_marks(bar, width, chars, styles)
+    return merge(tuple(zip(chars, styles, strict=True)))
+
+
+def _rank(kind: str) -> int:
+    return _RANK.get(kind, len(_RANK))
+
+
+def _put_lengths(bar: TimeBar, width: int, char: str, chars: list[str], styles: list[str]) -> None:
+    """The worst of what covers a cell, in its style."""
+    lasting = (
+        mark for mark in bar.marks if mark.t < mark.until and mark.t <= bar.t1 and mark.until >= bar.t0
+    )
+    wanted = {
+        (_rank(mark.kind), column_of(bar, mark.t, width), column_of(bar, mark.until, width) + 1, mark.kind)
+        for mark in lasting
+    }
+    for _, first, end, kind in sorted(wanted, reverse=True):
+        chars[first:end] = char * (end - first)
+        styles[first:end] = [MARKS.get(kind, _OTHER)[1]] * (end - first)
+
+
 def _put_marks(bar: TimeBar, width: int, chars: list[str], styles: list[str]) -> None:
     taken: set[int] = set()
     inside = (mark for mark in bar.marks if bar.t0 <= mark.t <= bar.t1)
-    wanted = {(_RANK.get(mark.kind, len(_RANK)), column_of(bar, mark.t, width), mark.kind) for mark in inside}
+    wanted = {(_rank(mark.kind), column_of(bar, mark.t, width), mark.kind) for mark in inside}
     for _, column, kind in sorted(wanted):
         letters, style = MARKS.get(kind, _OTHER)
         if column in taken:
