@@ -9,7 +9,7 @@ from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.marks import Place, by_pane
 from opusmon.ui.text import Line, fit, pad
 from opusmon.ui.units import span as span_words
-from opusmon.ui.widgets.timeline import TimeBar, lane_row, timeline
+from opusmon.ui.widgets.timeline import TimeBar, lane_row, on_bar, timeline
 
 USUAL_LINES = 40
 """From this height on the lane shows unless it is put away: two panes one above the other keep 16 lines each."""
@@ -66,7 +66,7 @@ def time_lines(
     top = timeline(replace(bar, marks=found[""]), room, glyphs)
     lines = [((head, "label"), *top, (pad(f" {end}", END_CELLS), "dim"))]
     for number, name in panes:
-        own = found[name]
+        own = [place for place in found[name] if on_bar(bar, place)]
         row = lane_row(replace(bar, marks=own), room, glyphs)
         count = f"{len(own):>{END_CELLS - 1}} " if own else ""
         style = "title" if number == current else "label"

@@ -352,10 +352,12 @@ class Dashboard(TimeScreen):
     def action_lane(self) -> None:
         """Show the event lane, or put it away."""
         if self.size.height < LEAST_LINES:
-            self.say(f"the event lane needs {LEAST_LINES} lines; its marks are on the time bar")
+            self.say(f"no event lane under {LEAST_LINES} lines")
             return
-        self._lane_wanted = not self.has_class("-lane")
-        self.set_class(self._lane_wanted, "-lane")
+        wanted = not self.has_class("-lane")
+        usual = has_lane(self.size.height, None)
+        self._lane_wanted = None if wanted == usual else wanted
+        self.set_class(wanted, "-lane")
         self.call_after_refresh(self.frame)
 
     def action_restore(self) -> None:

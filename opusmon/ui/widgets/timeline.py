@@ -39,7 +39,7 @@ class TimeBar:
         t1: its end, or now.
         playhead: the instant shown.
         span_ns: the panes show [playhead - span_ns, playhead].
-        marks: in any order; those outside [t0, t1] are not drawn.
+        marks: in any order; those outside [t0, t1] are not drawn, one that began before stands at the left edge.
     """
 
     t0: int
@@ -47,6 +47,11 @@ class TimeBar:
     playhead: int
     span_ns: int
     marks: Sequence[Place] = ()
+
+
+def on_bar(bar: TimeBar, mark: Place) -> bool:
+    """Whether any of a mark lies on the bar."""
+    return mark.t <= bar.t1 and max(mark.t, mark.until) >= bar.t0
 
 
 def column_of(bar: TimeBar, t: int, width: int) -> int:
@@ -102,9 +107,7 @@ def _rank(kind: str) -> int:
 
 def _put_lengths(bar: TimeBar, width: int, char: str, chars: list[str], styles: list[str]) -> None:
     """The worst of what covers a cell, in its style."""
-    lasting = (
-        mark for mark in bar.marks if mark.t < mark.until and mark.t <= bar.t1 and mark.until >= bar.t0
-    )
+    lasting = (mark for mark in bar.marks if mark.t < mark.until and on_bar(bar, mark))
     wanted = {
         (_rank(mark.kind), column_of(bar, mark.t, width), column_of(bar, mark.until, width) + 1, mark.kind)
         for mark in lasting
@@ -116,7 +119,7 @@ def _put_lengths(bar: TimeBar, width: int, char: str, chars: list[str], styles: 
 
 def _put_marks(bar: TimeBar, width: int, chars: list[str], styles: list[str]) -> None:
     taken: set[int] = set()
-    inside = (mark for mark in bar.marks if bar.t0 <= mark.t <= bar.t1)
+    inside = (mark for mark in bar.marks if on_bar(bar, mark))
     wanted = {(_rank(mark.kind), column_of(bar, mark.t, width), mark.kind) for mark in inside}
     for _, column, kind in sorted(wanted):
         letters, style = MARKS.get(kind, _OTHER)
