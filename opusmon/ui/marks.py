@@ -51,14 +51,14 @@ class Place(NamedTuple):
         kind: a key of `widgets.timeline.MARKS`; any other shows as `*`.
         text: from outside.
         pane: name of the pane that shows it best; "" for what is of the whole session: bookmarks, gaps, drops.
-        until: it lasts so long, monotonic ns; 0 for what has no length.
+        dur_ns: how long it lasts from there; 0 for what has no length.
     """
 
     t: int
     kind: str
     text: str = ""
     pane: str = ""
-    until: int = 0
+    dur_ns: int = 0
 
 
 class Places:
@@ -88,7 +88,7 @@ class Places:
         if version != self._found_version:
             self._found_version = version
             self._found = [
-                Place(one.t0, KINDS[one.severity], f"{one.title}: {one.next}", one.pane, one.t1)
+                Place(one.t0, KINDS[one.severity], f"{one.title}: {one.next}", one.pane, one.t1 - one.t0)
                 for one in findings
             ]
             self._version = -1

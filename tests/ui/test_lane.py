@@ -41,14 +41,14 @@ def test_a_row_has_its_marks_where_the_bar_has_them_and_the_playhead_goes_throug
 
 
 def test_what_lasts_is_drawn_from_its_begin_to_its_end():
-    marks = [Place(20, "warning", until=60), Place(80, "critical", until=100)]
+    marks = [Place(20, "warning", dur_ns=40), Place(80, "critical", dur_ns=20)]
     line = lane_row(TimeBar(0, 100, 0, 0, marks), 11, ASCII)
     assert plain(line) == "| !==== !!="
     assert [style for text, style in line if "=" in text] == ["warn", "bad"]
 
 
 def test_the_worst_of_what_lasts_has_the_cell_in_either_order():
-    marks = [Place(0, "warning", until=100), Place(20, "critical", until=60), Place(50, "info", until=90)]
+    marks = [Place(0, "warning", dur_ns=100), Place(20, "critical", dur_ns=40), Place(50, "info", dur_ns=40)]
     for given_marks in (marks, marks[::-1]):
         line = lane_row(TimeBar(0, 100, 0, 0, given_marks), 11, ASCII)
         assert plain(line) == "!=!!=i====="
@@ -65,9 +65,9 @@ def test_the_worst_mark_has_the_cell():
 
 def test_what_began_before_the_session_is_marked_at_its_edge_while_it_lasts():
     marks = [
-        Place(-50, "warning", until=30),
+        Place(-50, "warning", dur_ns=80),
         Place(-50, "jit"),
-        Place(-50, "xid", until=-1),
+        Place(-50, "xid", dur_ns=49),
         Place(101, "xid"),
     ]
     assert plain(lane_row(TimeBar(0, 100, 100, 0, marks), 11, ASCII)) == "!===      |"
@@ -84,7 +84,7 @@ def lines_of(places, panes=ALL, width=60, playhead=100, current=2):
 def test_each_pane_has_its_marks_and_the_bar_what_is_of_no_pane():
     places = [
         Place(10, "bookmark", "here"),
-        Place(20, "warning", "", "latency", 40),
+        Place(20, "warning", "", "latency", 20),
         Place(30, "xid", "", "gpu"),
         Place(30, "xid", "", "gpu"),
         Place(40, "info", "", "streams"),
@@ -113,6 +113,11 @@ def test_without_rows_every_mark_is_on_the_bar_and_with_some_what_has_no_row():
     ]
 
 
+def test_only_what_is_drawn_is_counted():
+    places = [Place(-1, "xid", "", "gpu"), Place(-9, "warning", "", "gpu", 39), Place(101, "xid", "", "gpu")]
+    assert lines_of(places, [(2, "gpu")], HEAD + 11 + END_CELLS)[1] == " 2 gpu      !===      |    1 "
+
+
 def test_the_pane_that_has_the_keys_is_told_by_its_label():
     bar = TimeBar(0, 100, 100, 300 * NS)
     lines = time_lines(bar, [], ALL, 3, "now", 60, ASCII)
@@ -127,7 +132,7 @@ def test_the_pane_that_has_the_keys_is_told_by_its_label():
             st.sampled_from([*MARKS, "other"]),
             st.just(""),
             st.sampled_from(["", "latency", "gpu", "streams", "stalls", "other"]),
-            st.integers(-10, 1200),
+            st.integers(0, 1200),
         ),
         max_size=30,
     ),

@@ -5,7 +5,7 @@ The rows of the event lane lie under it column by column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opusmon.ui.glyphs import Glyphs
@@ -27,7 +27,6 @@ MARKS: dict[str, tuple[str, str]] = {
 """Letter and style of each kind of mark, the worst first: where two share a cell, the earlier one shows."""
 
 _RANK = {kind: rank for rank, kind in enumerate(MARKS)}
-_OTHER = ("*", "mark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class TimeBar:
 
 def on_bar(bar: TimeBar, mark: Place) -> bool:
     """Whether any of a mark lies on the bar."""
-    return mark.t <= bar.t1 and max(mark.t, mark.until) >= bar.t0
+    return mark.t <= bar.t1 and mark.t + mark.dur_ns >= bar.t0
 
 
 def column_of(bar: TimeBar, t: int, width: int) -> int:
@@ -81,7 +80,7 @@ def timeline(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
     for column in range(first, now + 1):
         chars[column], styles[column] = glyphs.span, "accent"
     chars[now], styles[now] = glyphs.playhead, "title"
-    _put_marks(bar, width, chars, styles)
+    _put_marks(_cells(bar, width), width, chars, styles)
     return merge(tuple(zip(chars, styles, strict=True)))
 
 
@@ -94,37 +93,40 @@ def lane_row(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
         return ()
     chars = [" "] * width
     styles = ["dim"] * width
-    _put_lengths(bar, width, glyphs.span, chars, styles)
+    cells = _cells(bar, width)
+    for _, first, last, kind in reversed(cells):
+        if first < last:
+            chars[first : last + 1] = glyphs.span * (last + 1 - first)
+            styles[first : last + 1] = [_look(kind)[1]] * (last + 1 - first)
     now = column_of(bar, bar.playhead, width)
     chars[now], styles[now] = glyphs.playhead, "title"
-    _put_marks(bar, width, chars, styles)
+    _put_marks(cells, width, chars, styles)
     return merge(tuple(zip(chars, styles, strict=True)))
 
 
-def _rank(kind: str) -> int:
-    return _RANK.get(kind, len(_RANK))
+def _look(kind: str) -> tuple[str, str]:
+    return MARKS.get(kind, ("*", "mark"))
 
 
-def _put_lengths(bar: TimeBar, width: int, char: str, chars: list[str], styles: list[str]) -> None:
-    """The worst of what covers a cell, in its style."""
-    lasting = (mark for mark in bar.marks if mark.t < mark.until and on_bar(bar, mark))
-    wanted = {
-        (_rank(mark.kind), column_of(bar, mark.t, width), column_of(bar, mark.until, width) + 1, mark.kind)
-        for mark in lasting
-    }
-    for _, first, end, kind in sorted(wanted, reverse=True):
-        chars[first:end] = char * (end - first)
-        styles[first:end] = [MARKS.get(kind, _OTHER)[1]] * (end - first)
+def _cells(bar: TimeBar, width: int) -> list[tuple[int, int, int, str]]:
+    """Rank, first and last column, and kind of the marks on the bar: each once, the worst first."""
+    found = set()
+    for mark in bar.marks:
+        if on_bar(bar, mark):
+            first = column_of(bar, mark.t, width)
+            last = column_of(bar, mark.t + mark.dur_ns, width) if mark.dur_ns else first
+            found.add((_RANK.get(mark.kind, len(_RANK)), first, last, mark.kind))
+    return sorted(found)
 
 
-def _put_marks(bar: TimeBar, width: int, chars: list[str], styles: list[str]) -> None:
+def _put_marks(
+    cells: Iterable[tuple[int, int, int, str]], width: int, chars: list[str], styles: list[str]
+) -> None:
     taken: set[int] = set()
-    inside = (mark for mark in bar.marks if on_bar(bar, mark))
-    wanted = {(_rank(mark.kind), column_of(bar, mark.t, width), mark.kind) for mark in inside}
-    for _, column, kind in sorted(wanted):
-        letters, style = MARKS.get(kind, _OTHER)
+    for _, column, _, kind in cells:
         if column in taken:
             continue
+        letters, style = _look(kind)
         second = column + 1 if column + 1 < width else column - 1
         places = [column]
         if len(letters) == 2 and second >= 0 and second not in taken:
