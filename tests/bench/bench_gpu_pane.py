@@ -15,6 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from drawing import median_ms
 from rich.style import Style
 from ui.fakeview import T0, add_processes, end_of, session
 
@@ -33,16 +34,6 @@ from opusmon.window import Window
 
 SECONDS = 300
 FRAMES = 60
-
-
-def median_ms(call, runs: int = 60) -> float:
-    """Median CPU time of a call, ms."""
-    times = []
-    for _ in range(runs):
-        begin = time.thread_time()
-        call()
-        times.append((time.thread_time() - begin) * 1e3)
-    return statistics.median(times)
 
 
 class Feed:

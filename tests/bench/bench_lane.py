@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
 
 import numpy as np
+from drawing import median_ms
 
 from opusmon.clock import NS, ManualClock
 from opusmon.paths import demo_file
@@ -29,16 +29,6 @@ RUNS = 300
 ROUNDS = 6
 HOUR = 3600 * NS
 ROWS = [(pane.number, pane.name) for pane in PANES]
-
-
-def drawn_ms(call: Callable[[], object], runs: int = RUNS) -> float:
-    """Median CPU time of a call, ms."""
-    times = []
-    for _ in range(runs):
-        begin = time.thread_time()
-        call()
-        times.append((time.thread_time() - begin) * 1e3)
-    return statistics.median(times)
 
 
 def places(count: int) -> list[Place]:
@@ -61,7 +51,7 @@ def places(count: int) -> list[Place]:
 def line_ms(count: int, width: int, rows: list[tuple[int, str]]) -> float:
     """Median CPU time of the time line with so many marks, and with rows for these panes, ms."""
     own, bar = places(count), TimeBar(0, HOUR, HOUR // 2, 300 * NS)
-    return drawn_ms(lambda: time_lines(bar, own, rows, 2, "now", width, BRAILLE))
+    return median_ms(lambda: time_lines(bar, own, rows, 2, "now", width, BRAILLE), RUNS)
 
 
 async def frame_ms(size: tuple[int, int], *, lane: bool, clock: ManualClock) -> float:
