@@ -135,6 +135,7 @@ def _commands(board: Dashboard) -> list[tuple[str, str, Callable[[], object]]]:
         ("pane: filter", "/", board.action_filter),
         ("pane: sort", "s", board.action_sort),
         ("gpu: processes", "p", board.action_processes),
+        ("show: event lane", "l", board.action_lane),
         ("show: cost", "c", board.action_cost),
         ("show: help", "?", board.action_help),
     ]

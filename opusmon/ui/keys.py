@@ -15,6 +15,7 @@ TIME_KEYS = (
     ("+  -", "longer, shorter time span"),
     (">  <", "replay faster, slower"),
     ("r", "bookmark this time"),
+    ("l", "event lane under the time bar, on or off (on from 40 lines)"),
 )
 PANE_KEYS = (
     ("1-4 tab", "choose a pane"),
@@ -32,6 +33,13 @@ OTHER_KEYS = (
     ("?", "this help"),
     ("escape", "close what is on top"),
     ("q", "quit (ctrl+q, ctrl+c: also while typing)"),
+)
+MARKS = (
+    ("!!  !  i", "a finding: critical, warning, note; f shows them all"),
+    ("x  r", "XID; a GPU that is back"),
+    ("c  j", "graph capture that failed; JIT compilation"),
+    ("b d g", "bookmark; rows dropped; gap in the recording"),
+    ("lane", "a row per pane: its marks, how long they last, their number"),
 )
 WORDS = (
     ("--", "missing: the foot of the pane says why; zero is a measured zero"),
@@ -62,6 +70,7 @@ def footer(width: int, *, paused: bool, follows: bool) -> Line:
         ("1-4", "pane"),
         ("m", "max"),
         ("p", "processes"),
+        ("l", "lane"),
         ("/", "filter"),
         (":", "palette"),
         ("?", "help"),
@@ -80,6 +89,7 @@ def sheet_lines() -> list[Line]:
         ("time", TIME_KEYS),
         ("panes", PANE_KEYS),
         ("other", OTHER_KEYS),
+        ("marks on the time bar and in its lane", MARKS),
         ("what the words mean", WORDS),
     ):
         lines.append(((title, "title"),))

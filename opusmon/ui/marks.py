@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,11 +44,21 @@ _OVERLAP_NS = 60 * NS
 
 
 class Place(NamedTuple):
-    """An instant worth finding again: monotonic ns, a kind of `widgets.timeline.MARKS`, and a text from outside."""
+    """An instant worth finding again.
+
+    Attributes:
+        t: monotonic ns.
+        kind: a key of `widgets.timeline.MARKS`; any other shows as `*`.
+        text: from outside.
+        pane: name of the pane that shows it best; "" for what is of the whole session: bookmarks, gaps, drops.
+        dur_ns: how long it lasts from there; 0 for what has no length.
+    """
 
     t: int
     kind: str
-    text: str
+    text: str = ""
+    pane: str = ""
+    dur_ns: int = 0
 
 
 class Places:
@@ -77,7 +87,10 @@ class Places:
         """
         if version != self._found_version:
             self._found_version = version
-            self._found = [Place(one.t0, KINDS[one.severity], f"{one.title}: {one.next}") for one in findings]
+            self._found = [
+                Place(one.t0, KINDS[one.severity], f"{one.title}: {one.next}", one.pane, one.t1 - one.t0)
+                for one in findings
+            ]
             self._version = -1
 
     def update(self) -> list[Place]:
@@ -117,6 +130,7 @@ def _events(view: View, t0: int, t1: int) -> list[Place]:
             int(row["t"]),
             kinds[int(row["kind"])],
             f"GPU {row['gpu']}: {view.strings.text(row['detail'])}",
+            "gpu",
         )
         for row in rows
     ]
@@ -156,9 +170,8 @@ def _folded(view: View, rows: Rows) -> Iterator[Place]:
         _, first, count = np.unique(own["t"] // FOLD_NS, return_index=True, return_counts=True)
         for place, many in zip(first.tolist(), count.tolist(), strict=True):
             more = f", and {many - 1} more in {FOLD_NS // NS} s" if many > 1 else ""
-            yield Place(
-                int(own["t"][place]), mark, f"{_stall_words(view, own[place : place + 1], mark)}{more}"
-            )
+            words = f"{_stall_words(view, own[place : place + 1], mark)}{more}"
+            yield Place(int(own["t"][place]), mark, words, "stalls")
 
 
 def _stall_words(view: View, row: Rows, mark: str) -> str:
@@ -168,6 +181,15 @@ def _stall_words(view: View, row: Rows, mark: str) -> str:
     if mark == "jit":
         return f"{process}: jit {call}"
     return f"{process}: capture failed, {row['code'][0]:.0f}" + (f" by {by_call}" if by_call else "")
+
+
+def by_pane(places: Iterable[Place], panes: Iterable[str]) -> dict[str, list[Place]]:
+    """The places of each of these panes, in their order; under "" those of no pane, or of another one."""
+    found: dict[str, list[Place]] = {"": [], **{pane: [] for pane in panes}}
+    rest = found[""]
+    for place in places:
+        found.get(place.pane, rest).append(place)
+    return found
 
 
 def neighbour(found: list[Place], t: int, direction: int) -> Place | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from drawing import median_ms
 from rich.style import Style
 from ui.fakeview import T0, add_processes, end_of, session
 
@@ -23,25 +24,16 @@ from opusmon.clock import NS, Anchors
 from opusmon.schema import Batch
 from opusmon.ui import themes
 from opusmon.ui.glyphs import ASCII, BLOCK, BRAILLE
+from opusmon.ui.marks import Place
 from opusmon.ui.panes.base import Frame, PaneState, Size
 from opusmon.ui.panes.gpu import GpuPane
 from opusmon.ui.text import box, merge
 from opusmon.ui.widgets.chart import chart
-from opusmon.ui.widgets.timeline import TimeBar, TimeMark, timeline
+from opusmon.ui.widgets.timeline import TimeBar, timeline
 from opusmon.window import Window
 
 SECONDS = 300
 FRAMES = 60
-
-
-def median_ms(call, runs: int = 60) -> float:
-    """Median CPU time of a call, ms."""
-    times = []
-    for _ in range(runs):
-        begin = time.thread_time()
-        call()
-        times.append((time.thread_time() - begin) * 1e3)
-    return statistics.median(times)
 
 
 class Feed:
@@ -130,7 +122,7 @@ def main() -> None:
         print(
             f"chart 80x10 {glyphs.name:<8} {median_ms(lambda g=glyphs: chart(values, 80, 10, 0, 100, g), 300):6.3f} ms"
         )
-    bar = TimeBar(0, 10**13, 10**13, 10**11, [TimeMark(n * 10**10, "xid") for n in range(500)])
+    bar = TimeBar(0, 10**13, 10**13, 10**11, [Place(n * 10**10, "xid") for n in range(500)])
     print(f"time bar 160 wide, 500 marks {median_ms(lambda: timeline(bar, 160, BRAILLE), 300):6.3f} ms")
 
 

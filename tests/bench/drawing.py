@@ -1,8 +1,10 @@
-"""The CPU time of one frame, for the benchmarks of the panes."""
+"""The CPU time of one frame, for the benchmarks of what is drawn."""
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
 
 from opusmon.ui.panes.base import Frame, Pane
 from opusmon.ui.text import box
@@ -17,3 +19,13 @@ def drawn_ms(pane: Pane, frame: Frame) -> float:
     lines = pane.render(frame)
     box(lines, title, size.width + 2, size.height + 2, focused=True, glyphs=frame.glyphs)
     return (time.thread_time() - begin) * 1e3
+
+
+def median_ms(call: Callable[[], object], runs: int = 60) -> float:
+    """Median CPU time of a call, ms."""
+    times = []
+    for _ in range(runs):
+        begin = time.thread_time()
+        call()
+        times.append((time.thread_time() - begin) * 1e3)
+    return statistics.median(times)

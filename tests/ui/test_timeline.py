@@ -2,12 +2,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opusmon.ui.glyphs import ASCII, BY_NAME
+from opusmon.ui.marks import Place
 from opusmon.ui.text import line_cells, plain
-from opusmon.ui.widgets.timeline import MARKS, TimeBar, TimeMark, column_of, time_at, timeline
+from opusmon.ui.widgets.timeline import MARKS, TimeBar, column_of, time_at, timeline
 
 
 def test_span_playhead_and_marks():
-    marks = [TimeMark(20, "capture"), TimeMark(30, "jit"), TimeMark(50, "critical"), TimeMark(70, "strange")]
+    marks = [Place(20, "capture"), Place(30, "jit"), Place(50, "critical"), Place(70, "strange")]
     bar = TimeBar(0, 100, playhead=100, span_ns=20, marks=marks)
     assert plain(timeline(bar, 21, ASCII)) == "----c-j---!!--*-====|"
 
@@ -18,16 +19,16 @@ def test_the_span_is_bright_and_the_rest_is_dim():
 
 
 def test_the_more_important_mark_wins_a_cell():
-    marks = [TimeMark(50, "bookmark"), TimeMark(50, "xid"), TimeMark(50, "gap")]
+    marks = [Place(50, "bookmark"), Place(50, "xid"), Place(50, "gap")]
     assert plain(timeline(TimeBar(0, 100, 0, 0, marks), 11, ASCII))[5] == "x"
 
 
 def test_a_critical_mark_at_the_right_edge_keeps_both_letters():
-    assert plain(timeline(TimeBar(0, 100, 0, 0, [TimeMark(100, "critical")]), 11, ASCII)).endswith("!!")
+    assert plain(timeline(TimeBar(0, 100, 0, 0, [Place(100, "critical")]), 11, ASCII)).endswith("!!")
 
 
 def test_marks_outside_the_session_are_not_drawn():
-    marks = [TimeMark(-5, "xid"), TimeMark(101, "xid")]
+    marks = [Place(-5, "xid"), Place(101, "xid")]
     assert "x" not in plain(timeline(TimeBar(0, 100, 50, 10, marks), 21, ASCII))
 
 
@@ -57,7 +58,7 @@ def test_a_click_means_an_instant_that_is_drawn_where_it_was_clicked(t0, length,
     st.integers(-10, 10**12),
     st.integers(0, 10**12),
     st.integers(0, 10**12),
-    st.lists(st.builds(TimeMark, st.integers(-10, 10**12), st.sampled_from([*MARKS, "other"])), max_size=20),
+    st.lists(st.builds(Place, st.integers(-10, 10**12), st.sampled_from([*MARKS, "other"])), max_size=20),
     st.integers(-1, 260),
     st.sampled_from(list(BY_NAME)),
 )

@@ -1,4 +1,4 @@
-"""The dashboard: header, four panes on one playhead, the session's time bar, the keys."""
+"""The dashboard: header, four panes on one playhead, the session's time bar with the event lane, the keys."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from opusmon.ui.findings import sheet_lines as findings_sheet
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.header import Facts, header, recording_words
 from opusmon.ui.keys import footer, sheet_lines
+from opusmon.ui.lane import LEAST_LINES, bar_width, has_lane, label, time_lines
 from opusmon.ui.marks import Places
 from opusmon.ui.panes import PANES
 from opusmon.ui.playhead import Mode, Playhead
@@ -28,7 +29,6 @@ from opusmon.ui.screens.cost import cost_lines
 from opusmon.ui.screens.sheet import Sheet
 from opusmon.ui.screens.timescreen import TimeScreen
 from opusmon.ui.text import Line, clean, fit
-from opusmon.ui.units import span as span_words
 from opusmon.ui.widgets import timeline
 from opusmon.ui.widgets.lines import LinesWidget
 from opusmon.ui.widgets.panels import PaneWidget, TimeBarWidget
@@ -88,6 +88,7 @@ class Dashboard(TimeScreen):
         Binding("c", "cost", "cost"),
         Binding("f", "findings", "findings"),
         Binding("e", "explain", "what moved first"),
+        Binding("l", "lane", "event lane"),
         Binding("r", "bookmark", "bookmark"),
         Binding("question_mark", "help", "help"),
         Binding("ctrl+l,ctrl+r", "redraw", "redraw"),
@@ -112,6 +113,7 @@ class Dashboard(TimeScreen):
         self.span_ns = span_ns
         self._current = 2
         self._maximized = False
+        self._lane_wanted: bool | None = None
         self._drawn: tuple[object, ...] = ()
         self._drawn_t = 0
         self._message: Line = ()
@@ -119,7 +121,7 @@ class Dashboard(TimeScreen):
         self._panes = [PaneWidget(pane, glyphs) for pane in PANES]
 
     def compose(self) -> ComposeResult:
-        """One line, the panes, two lines."""
+        """One line, the panes, the time with its lane, one line."""
         yield LinesWidget(id="header")
         with Container(id="panes"):
             yield from self._panes
@@ -136,6 +138,7 @@ class Dashboard(TimeScreen):
         """Choose the layout for the size."""
         narrow = event.size.width < NARROW_COLUMNS or event.size.height < NARROW_LINES
         self.set_class(narrow, "-narrow")
+        self.set_class(has_lane(event.size.height, self._lane_wanted), "-lane")
         self.call_after_refresh(self.frame)
 
     # -- drawing ---------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ class Dashboard(TimeScreen):
             for pane in self._panes:
                 pane.draw(window, t, self.span_ns)
             self.query_one("#header", LinesWidget).set_lines([self._header(t)])
-            self.query_one(TimeBarWidget).set_lines([self._timebar(t)])
+            self.query_one(TimeBarWidget).set_lines(self._time_lines(t))
             self.query_one("#footer", LinesWidget).set_lines([self._footer()])
 
     def _look(self) -> None:
@@ -270,23 +273,26 @@ class Dashboard(TimeScreen):
         return f"PAUSED {format_wall(self.session.window.anchors, t, 0)}"
 
     def _bar(self, t: int) -> timeline.TimeBar:
-        window = self.session.window
-        marks = [timeline.TimeMark(place.t, place.kind) for place in self.places.update()]
-        return timeline.TimeBar(window.t0 or t, max(self.session.edge(), t), t, self.span_ns, marks)
+        return timeline.TimeBar(self.session.window.t0 or t, max(self.session.edge(), t), t, self.span_ns)
 
-    def _timebar(self, t: int) -> Line:
-        width = self.size.width
-        label = f" span {span_words(self.span_ns):<5} "
-        bar = timeline.timeline(self._bar(t), max(width - len(label) - 6, 0), self._glyphs)
-        end = " now  " if self.session.follows else " end  "
-        return fit(((label, "label"), *bar, (end, "dim")), width)
+    def _time_lines(self, t: int) -> list[Line]:
+        shown = [pane.pane for pane in self._panes if pane.display] if self.has_class("-lane") else []
+        return time_lines(
+            self._bar(t),
+            self.places.update(),
+            [(pane.number, pane.name) for pane in shown],
+            self._current,
+            "now" if self.session.follows else "end",
+            self.size.width,
+            self._glyphs,
+        )
 
     def _time_at(self, column: int) -> int | None:
-        label = len(f" span {span_words(self.span_ns):<5} ")
-        width = self.size.width - label - 6
-        if not 0 <= column - label < width:
+        column -= len(label(self.span_ns))
+        width = bar_width(self.span_ns, self.size.width)
+        if not 0 <= column < width:
             return None
-        return timeline.time_at(self._bar(self.playhead.t), column - label, width)
+        return timeline.time_at(self._bar(self.playhead.t), column, width)
 
     def say(self, text: str, *, warn: bool = False) -> None:
         """Show a message in place of the keys for a few seconds; text from outside is drawn plain."""
@@ -341,6 +347,17 @@ class Dashboard(TimeScreen):
         self.set_class(self._maximized, "-max")
         for pane in self._panes:
             pane.state = replace(pane.state, maximized=self._maximized and pane.pane.number == self._current)
+        self.call_after_refresh(self.frame)
+
+    def action_lane(self) -> None:
+        """Show the event lane, or put it away."""
+        if self.size.height < LEAST_LINES:
+            self.say(f"no event lane under {LEAST_LINES} lines")
+            return
+        wanted = not self.has_class("-lane")
+        usual = has_lane(self.size.height, None)
+        self._lane_wanted = None if wanted == usual else wanted
+        self.set_class(wanted, "-lane")
         self.call_after_refresh(self.frame)
 
     def action_restore(self) -> None:

@@ -100,7 +100,7 @@ class PaneWidget(LinesWidget, can_focus=True):
 
 
 class TimeBarWidget(LinesWidget):
-    """The whole session on one line; a click or a drag moves the playhead.
+    """The whole session on one line, the event lane under it; a click or a drag moves the playhead.
 
     Args:
         time_at: session time (monotonic ns) of a column, None outside the bar.

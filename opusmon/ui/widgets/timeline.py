@@ -1,42 +1,32 @@
-"""The whole session on one time bar: the span shown is bright, marks are letters, the playhead is a bar."""
+"""The whole session on one time bar: the span shown is bright, marks are letters, the playhead is a bar.
+
+The rows of the event lane lie under it column by column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.marks import Place
 from opusmon.ui.text import Line, merge
 
 MARKS: dict[str, tuple[str, str]] = {
     "critical": ("!!", "bad"),
-    "warning": ("!", "warn"),
-    "info": ("i", "mark"),
     "xid": ("x", "bad"),
+    "warning": ("!", "warn"),
     "restart": ("r", "warn"),
+    "drop": ("d", "warn"),
+    "info": ("i", "mark"),
     "capture": ("c", "mark"),
     "jit": ("j", "mark"),
-    "drop": ("d", "warn"),
-    "gap": ("g", "dim"),
     "bookmark": ("b", "accent"),
+    "gap": ("g", "dim"),
 }
-"""Letter and style of each kind of mark, most important first: where two share a cell, the earlier one shows."""
+"""Letter and style of each kind of mark, the worst first: where two share a cell, the earlier one shows."""
 
 _RANK = {kind: rank for rank, kind in enumerate(MARKS)}
-_OTHER = ("*", "mark")
-
-
-@dataclass(frozen=True, slots=True)
-class TimeMark:
-    """Something worth finding again.
-
-    Attributes:
-        t: monotonic ns.
-        kind: a key of `MARKS`; any other shows as `*`.
-    """
-
-    t: int
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +38,19 @@ class TimeBar:
         t1: its end, or now.
         playhead: the instant shown.
         span_ns: the panes show [playhead - span_ns, playhead].
-        marks: in any order; those outside [t0, t1] are not drawn.
+        marks: in any order; those outside [t0, t1] are not drawn, one that began before stands at the left edge.
     """
 
     t0: int
     t1: int
     playhead: int
     span_ns: int
-    marks: Sequence[TimeMark] = ()
+    marks: Sequence[Place] = ()
+
+
+def on_bar(bar: TimeBar, mark: Place) -> bool:
+    """Whether any of a mark lies on the bar."""
+    return mark.t <= bar.t1 and mark.t + mark.dur_ns >= bar.t0
 
 
 def column_of(bar: TimeBar, t: int, width: int) -> int:
@@ -85,18 +80,53 @@ def timeline(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
     for column in range(first, now + 1):
         chars[column], styles[column] = glyphs.span, "accent"
     chars[now], styles[now] = glyphs.playhead, "title"
-    _put_marks(bar, width, chars, styles)
+    _put_marks(_cells(bar, width), width, chars, styles)
     return merge(tuple(zip(chars, styles, strict=True)))
 
 
-def _put_marks(bar: TimeBar, width: int, chars: list[str], styles: list[str]) -> None:
+def lane_row(bar: TimeBar, width: int, glyphs: Glyphs) -> Line:
+    """Draw the bar's marks alone in exactly `width` cells, what lasts from its begin to its end.
+
+    The playhead goes through, so that a row is read together with the bar above.
+    """
+    if width <= 0:
+        return ()
+    chars = [" "] * width
+    styles = ["dim"] * width
+    cells = _cells(bar, width)
+    for _, first, last, kind in reversed(cells):
+        if first < last:
+            chars[first : last + 1] = glyphs.span * (last + 1 - first)
+            styles[first : last + 1] = [_look(kind)[1]] * (last + 1 - first)
+    now = column_of(bar, bar.playhead, width)
+    chars[now], styles[now] = glyphs.playhead, "title"
+    _put_marks(cells, width, chars, styles)
+    return merge(tuple(zip(chars, styles, strict=True)))
+
+
+def _look(kind: str) -> tuple[str, str]:
+    return MARKS.get(kind, ("*", "mark"))
+
+
+def _cells(bar: TimeBar, width: int) -> list[tuple[int, int, int, str]]:
+    """Rank, first and last column, and kind of the marks on the bar: each once, the worst first."""
+    found = set()
+    for mark in bar.marks:
+        if on_bar(bar, mark):
+            first = column_of(bar, mark.t, width)
+            last = column_of(bar, mark.t + mark.dur_ns, width) if mark.dur_ns else first
+            found.add((_RANK.get(mark.kind, len(_RANK)), first, last, mark.kind))
+    return sorted(found)
+
+
+def _put_marks(
+    cells: Iterable[tuple[int, int, int, str]], width: int, chars: list[str], styles: list[str]
+) -> None:
     taken: set[int] = set()
-    inside = (mark for mark in bar.marks if bar.t0 <= mark.t <= bar.t1)
-    wanted = {(_RANK.get(mark.kind, len(_RANK)), column_of(bar, mark.t, width), mark.kind) for mark in inside}
-    for _, column, kind in sorted(wanted):
-        letters, style = MARKS.get(kind, _OTHER)
+    for _, column, _, kind in cells:
         if column in taken:
             continue
+        letters, style = _look(kind)
         second = column + 1 if column + 1 < width else column - 1
         places = [column]
         if len(letters) == 2 and second >= 0 and second not in taken:
