@@ -59,7 +59,9 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     else:
         say("starting inductor")
         try:
-            result.facts.append(_seconds("inductor_start_s", start(device), "inductor's own first compilation"))
+            result.facts.append(
+                _seconds("inductor_start_s", start(device), "inductor's own first compilation")
+            )
         except Exception as error:
             result.not_measured.append(Missing(_TIMED, _no_inductor(error, device)))
         else:
@@ -163,7 +165,11 @@ def _compiled(result: Result, given: Sequence[Case], device: Any, say: Say) -> l
     first = run.calls[0]
     result.facts += [
         Fact("kernels", first.kernels, f"kernels generated for them: {first.kernels}"),
-        Fact("external_calls", first.external_calls, f"calls of library kernels and custom operators in them: {first.external_calls}"),
+        Fact(
+            "external_calls",
+            first.external_calls,
+            f"calls of library kernels and custom operators in them: {first.external_calls}",
+        ),
         _seconds("first_call_s", first.seconds, "first call, compiling included"),
     ]
     _compare(result, given, run, say)
@@ -202,7 +208,9 @@ def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
         eager, same = (timing.result(case, case.fn, eager=True) for _ in range(2))
         itself = timing.difference(same, eager)
         if not itself.within:
-            why = itself.other or f"two calls of eager differ by {itself.max_abs:.3g}: chance or state is in it"
+            why = (
+                itself.other or f"two calls of eager differ by {itself.max_abs:.3g}: chance or state is in it"
+            )
             result.not_measured.append(Missing(f"difference of results ({label})", why))
             continue
         compiled = timing.result(case, fn, eager=False)
@@ -223,11 +231,15 @@ def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
 def _apart(label: str, apart: Difference, exact: tuple[float, float] | None) -> Problem:
     """Results that are not within tolerance: worse than eager, or only rounded otherwise."""
     if apart.other:
-        return Problem("result_difference", f"compiled and eager give different results for {label}: {apart.other}")
+        return Problem(
+            "result_difference", f"compiled and eager give different results for {label}: {apart.other}"
+        )
     what = f"compiled and eager differ for {label} by more than {apart.dtype} rounds"
     facts: dict[str, Value] = {"max_abs": apart.max_abs, "max_rel": apart.max_rel}
     if exact is None:
-        return Problem("result_difference", f"{what}; it does not run in float64 to tell which is right", facts=facts)
+        return Problem(
+            "result_difference", f"{what}; it does not run in float64 to tell which is right", facts=facts
+        )
     facts |= {"compiled_error": exact[0], "eager_error": exact[1]}
     if exact[0] <= ROUNDING * exact[1]:
         what = f"compiled and eager differ for {label}, and compiled is as near to float64 as eager"
@@ -248,21 +260,23 @@ def _times(
         label = case.label or "inputs"
         say(f"timing: {label}")
         eager = timing.eager_times(case, gpu=gpu)
-        row: list[Value] = [label, eager.median_ms]
+        row: list[Value] = [label, eager.median_ms, eager.high_ms - eager.low_ms]
         for way, run in ways:
             step = torch.compiler.cudagraph_mark_step_begin
             own = timing.times(case, run.functions[place], gpu=gpu, step=step)
-            row += [own.median_ms, eager.median_ms / own.median_ms]
+            row += [own.median_ms, own.high_ms - own.low_ms, eager.median_ms / own.median_ms]
             if own.low_ms > eager.high_ms:
                 what = f"{way} is slower than eager for {label}"
                 facts: dict[str, Value] = {"eager_ms": eager.median_ms, "ms": own.median_ms}
                 result.problems.append(Problem("slower", what, level="note", facts=facts))
         rows.append(tuple(row))
-    columns = ["inputs", "eager ms"]
+    columns = ["inputs", "eager ms", "spread"]
     for way, _ in ways:
-        columns += [f"{way} ms", "times faster"]
+        columns += [f"{way} ms", "spread", "times faster"]
     clock = "CUDA events" if gpu else "wall clock"
-    return Table(f"time of a call ({clock}, medians)", tuple(columns), tuple(rows))
+    return Table(
+        f"time of a call ({clock}, medians; the spread is between quartiles)", tuple(columns), tuple(rows)
+    )
 
 
 def _failed(run: Run, what: str) -> Problem:
@@ -280,6 +294,12 @@ def _seconds(name: str, value_s: float, text: str) -> Fact:
 
 def _no_inductor(error: Exception, device: Any) -> str:
     """Why a trivial function does not compile, and what it takes."""
-    takes = "a C++ compiler (g++, or another that CXX names)" if device is None else "Triton and a C compiler (gcc)"
+    takes = (
+        "a C++ compiler (g++, or another that CXX names)"
+        if device is None
+        else "Triton and a C compiler (gcc)"
+    )
     words = str(error).strip().splitlines()
-    return f"inductor does not work here, it takes {takes}: {type(error).__name__}: {words[0] if words else ''}"
+    return (
+        f"inductor does not work here, it takes {takes}: {type(error).__name__}: {words[0] if words else ''}"
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opusmon.checks.compiled_inputs import fresh, fresh_values, in_eager
@@ -75,7 +76,9 @@ class Operator:
     def writes(self) -> list[str]:
         """Arguments that the schema says are written to."""
         schema = self.op._schema  # noqa: SLF001
-        return [arg.name for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+        return [
+            arg.name for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write
+        ]
 
 
 @functools.cache
@@ -105,7 +108,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if isinstance(func, torch._ops.OpOverload) and func.namespace not in torch_namespaces():
+        if isinstance(func, OpOverload) and func.namespace not in torch_namespaces():
             if func.name() not in self.found:
                 own, own_named = fresh_values((args, named))
                 self.found[func.name()] = Operator(func, here(), own, own_named)
@@ -169,9 +172,7 @@ def _problem(operator: Operator, tests: list[str], words: str) -> Problem:
     elif match := _MUTATED.search(words):
         what = f"{operator.name} writes to {match.group(1)}, which its schema does not declare"
         change = f"declare it: mutates_args=({match.group(1)!r},), or (a!) in the schema"
-    return Problem(
-        kind, what, *operator.place, code=words, change=change, facts={"failed": ", ".join(tests)}
-    )
+    return Problem(kind, what, *operator.place, code=words, change=change, facts={"failed": ", ".join(tests)})
 
 
 def table(operators: Sequence[Operator]) -> Table:

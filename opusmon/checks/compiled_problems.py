@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING
 
 from opusmon.checks.compiled_words import GraphBreak, Limit, Recompile, Skip
 from opusmon.checks.result import Problem, Table, Value
+from opusmon.checks.where import Place
 
 if TYPE_CHECKING:
     from opusmon.checks.compiled_trace import Call, Graph, Run
 
 _BREAK_CHANGES = (
     (r"\.item\(\)|capture_scalar_outputs", "keep the value on the device, as a tensor of one element"),
-    (r"[Dd]ata-dependent branching|generic_jump", "torch.where for small branches, torch.cond for large ones"),
+    (
+        r"[Dd]ata-dependent branching|generic_jump",
+        "torch.where for small branches, torch.cond for large ones",
+    ),
     (
         r"[Dd]ynamic shape operator|capture_dynamic_output_shape_ops",
         "an operator whose output has a fixed size, as a mask with torch.where",
     ),
     (r"builtin operator `print`|logging", "take it out of the hot path"),
+    (r"trace the builtin `", "call it outside of the compiled function"),
 )
 _NATIVE_CHANGE = "wrap the function in an operator: @torch.library.custom_op, and a fake with .register_fake"
 _USELESS_HINT = re.compile(r"[Rr]eport an issue|[Ff]ile an issue|caused by an earlier|is fundamental")
@@ -35,6 +40,9 @@ _GUARD_CHANGES = (
     (r"== -?\d+", "pass the number as a tensor, or keep it from changing"),
     (r"<text of|check_obj_id|check_type_id|\bis\b|==|len\(", "keep it from changing between calls"),
 )
+
+
+_Key = tuple[str, Place, str]
 
 
 def of_breaks(breaks: Iterable[GraphBreak]) -> list[Problem]:
@@ -69,9 +77,9 @@ def _break_change(one: GraphBreak) -> str:
 
 def of_recompiles(runs: Sequence[Run]) -> list[Problem]:
     """One for each line and guard. A later run replaces what an earlier one found of the same."""
-    found: dict[object, Problem] = {}
+    found: dict[_Key, Problem] = {}
     for run in runs:
-        groups: dict[object, list[tuple[Recompile, Call]]] = {}
+        groups: dict[_Key, list[tuple[Recompile, Call]]] = {}
         for call in run.calls:
             for one in call.recompiles:
                 key = (one.function, one.place, re.sub(r"\d+", "#", one.guard))
@@ -88,7 +96,10 @@ def _of_recompiles(group: Sequence[tuple[Recompile, Call]]) -> Problem:
     what = f"{one.function} is compiled again" + (f" for {first.label}" if first.label else "")
     if all(call.again for _, call in group):
         kind, what = "recompile_again", f"{what}, although these inputs had been given before"
-    facts: dict[str, Value] = {"recompiles": len(group), "s": sum({id(c): c.seconds for _, c in group}.values())}
+    facts: dict[str, Value] = {
+        "recompiles": len(group),
+        "calls_s": sum({id(c): c.seconds for _, c in group}.values()),
+    }
     if labels:
         facts["inputs"] = "; ".join(dict.fromkeys(labels))
     return Problem(kind, what, *one.place, code=one.guard, change=_guard_change(one.guard), facts=facts)
@@ -127,7 +138,9 @@ def _of_skip(one: Skip) -> Problem:
         kind, what = "cudagraph_skip", f"no CUDA Graph is used: {one.reason}"
     change = ""
     if "mutated inputs" in one.reason:
-        change = "return the new value, or keep the tensor as a buffer of the module or by mark_static_address"
+        change = (
+            "return the new value, or keep the tensor as a buffer of the module or by mark_static_address"
+        )
     elif re.search(r"\bcpu\b|DeviceCopy|multiple devices", one.reason):
         change = "make all tensors on the GPU before the call, those of one element too"
     return Problem(kind, what, *one.place, code=one.reason, change=change)

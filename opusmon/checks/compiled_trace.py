@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo as dynamo
 from torch._dynamo.utils import counters
+from torch._logging import set_logs
 from torch.fx import GraphModule
 
 from opusmon.checks.compiled_inputs import fresh
@@ -106,7 +107,7 @@ class _Messages(logging.Handler):
 def listening() -> Iterator[list[str]]:
     """What torch logs about compiling, instead of on stderr."""
     handler = _Messages()
-    torch._logging.set_logs(graph_breaks=True, recompiles=True, perf_hints=True, cudagraphs=True)
+    set_logs(graph_breaks=True, recompiles=True, perf_hints=True, cudagraphs=True)
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
@@ -123,7 +124,7 @@ def listening() -> Iterator[list[str]]:
     finally:
         for logger, handlers in zip(loggers, before, strict=True):
             logger.handlers = handlers
-        torch._logging.set_logs()
+        set_logs()
 
 
 class Graphs:
@@ -162,7 +163,7 @@ def run(
     cases: Sequence[Case],
     stage: str,
     say: Callable[[str], None],
-    after: Callable[[Call], None] = lambda call: None,
+    after: Callable[[Call], None] | None = None,
     **how: Any,
 ) -> Run:
     """Call the compiled functions with all inputs, `ROUNDS` times over.
@@ -190,13 +191,16 @@ def run(
                 except Exception as error:
                     made.error = error
             call.breaks = graph_breaks(said)
-            call.recompiles = recompiles(said)
             call.limits = limits(said)
+            # Of a function that is given up torch names the guard too, and then does not compile it.
+            given_up = {one.function for one in call.limits}
+            call.recompiles = [one for one in recompiles(said) if one.function not in given_up]
             call.skips = cudagraph_skips(said)
             made.calls.append(call)
             if made.error is not None:
                 return made
-            after(call)
+            if after is not None:
+                after(call)
     return made
 
 

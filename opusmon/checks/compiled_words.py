@@ -135,13 +135,16 @@ def recompiles(messages: Iterable[str]) -> list[Recompile]:
             continue
         function, file, line = head.groups()
         # The newest graph's comes first; what older ones ask for says nothing new.
-        newest = (_GUARD.split(message[head.end() :]) + [""])[1]
+        newest = [*_GUARD.split(message[head.end() :]), ""][1]
         guard = newest.strip().split("\n")[0].split("  #")[0].strip()
         found.append(
             Recompile(
                 function,
                 without_texts(guard) or "torch does not say which",
-                _place(newest) or _of_comment(newest, file) or _place(f'File "{file}", line {line}') or NOWHERE,
+                _place(newest)
+                or _of_comment(newest, file)
+                or _place(f'File "{file}", line {line}')
+                or NOWHERE,
             )
         )
     return found

@@ -79,9 +79,30 @@ def in_loop():
     return fn, (torch.ones(4),)
 
 
-def opaque():
-    @torch.compiler.disable
+@torch.compiler.disable
+def _outside(x):
+    return x * 2
+
+
+def disabled():
     def fn(x):
-        return x * 2
+        y = x * 2
+        return _outside(y) + 1  # break: disabled
 
     return fn, (torch.ones(4),)
+
+
+def compiled_by_target():
+    @torch.compile
+    def fn(x):
+        y = x * 2
+        torch._dynamo.graph_break()  # break: in a compiled function
+        return y + 1
+
+    return fn, (torch.ones(4),)
+
+
+def compiled_module():
+    module = torch.nn.Linear(4, 4).requires_grad_(False)
+    module.compile()
+    return module, (torch.ones(4),)

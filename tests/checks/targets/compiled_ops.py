@@ -1,5 +1,8 @@
 """Custom operators for `opusmon check compile`: one right, and one for each way to be wrong."""
 
+import os
+import signal
+
 import torch
 from torch import Tensor
 from torch.library import custom_op
@@ -105,3 +108,18 @@ def all_three():
         return out + 1
 
     return fn, (torch.ones(4, 4), torch.zeros(4, 4))
+
+
+@custom_op("planted::crashes", mutates_args=())
+def crashes(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@crashes.register_fake
+def _(x: Tensor) -> Tensor:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return torch.empty_like(x)
+
+
+def crashing():
+    return crashes, (torch.ones(4),)
