@@ -93,7 +93,7 @@ def _of_tensors(ours: Any, theirs: Any) -> Difference:
     return Difference(
         float(off.nan_to_num(nan=float("inf")).max()),
         float(ratio.max()),
-        bool((off <= absolute + relative * size).all()),
+        bool((same | (off <= absolute + relative * size) & two.isfinite()).all()),
         dtype,
     )
 
