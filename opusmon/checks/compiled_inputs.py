@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,16 +50,15 @@ def in_eager() -> Iterator[None]:
 
 
 def plain(cases: Sequence[Case]) -> list[Case]:
-    """The cases without the target's own `torch.compile` around the function."""
-    found = []
+    """The cases, with modules that the target compiled in place (`module.compile()`) as they were.
+
+    Their graphs would be theirs and not those of the check. Functions that the target compiled torch sees through.
+    """
     for case in cases:
-        fn = case.fn
-        for name in ("_orig_mod", "_torchdynamo_orig_callable"):
-            fn = getattr(fn, name, None) or fn
-        if getattr(fn, "_compiled_call_impl", None) is not None:
-            fn._compiled_call_impl = None  # type: ignore[attr-defined]  # noqa: SLF001
-        found.append(replace(case, fn=fn))
-    return found
+        for module in case.fn.modules() if isinstance(case.fn, torch.nn.Module) else ():
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                module._compiled_call_impl = None  # noqa: SLF001
+    return list(cases)
 
 
 def tensors(values: Any) -> list[Any]:

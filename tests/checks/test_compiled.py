@@ -89,6 +89,10 @@ def rows(result: Result, title: str) -> list[dict[str, object]]:
             "torch._dynamo.graph_break()  # break: in a compiled function",
             "Remove",
         ),
+        *(
+            (name, "graph_break", "torch._dynamo.graph_break()  # break: in a compiled module", "Remove")
+            for name in ("module_by_target", "method_by_target")
+        ),
     ],
 )
 def test_a_graph_break_is_named_with_its_line_and_a_change(traced_only, name, kind, line, change):

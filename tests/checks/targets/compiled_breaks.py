@@ -106,3 +106,20 @@ def compiled_module():
     module = torch.nn.Linear(4, 4).requires_grad_(False)
     module.compile()
     return module, (torch.ones(4),)
+
+
+class _Breaking(torch.nn.Module):
+    def forward(self, x):
+        y = x * 2
+        torch._dynamo.graph_break()  # break: in a compiled module
+        return y + 1
+
+
+def module_by_target():
+    return torch.compile(_Breaking(), mode="reduce-overhead"), (torch.ones(4),)
+
+
+def method_by_target():
+    module = _Breaking()
+    module.compile()
+    return module, (torch.ones(4),)
