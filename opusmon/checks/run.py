@@ -9,12 +9,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from opusmon.checks.result import Result, from_json
+from opusmon.checks.worker import SCRATCH
 
 MAX_ANSWER_B = 16_000_000
 """Most bytes of a child's answer."""
@@ -59,6 +61,23 @@ def run(
     Returns:
         Its result; one with an error when the child crashed or ran out of time, with the stage it was in.
     """
+    # Inside that of the child that asks, if one does, so that it goes with it.
+    with tempfile.TemporaryDirectory(
+        prefix="opusmon-check-", dir=os.environ.get(SCRATCH), ignore_cleanup_errors=True
+    ) as scratch:
+        own = {**os.environ, **(env or {}), SCRATCH: scratch}
+        return _run(name, options, python=python, limit_s=limit_s, env=own, own_group=own_group)
+
+
+def _run(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    python: str,
+    limit_s: float,
+    env: Mapping[str, str],
+    own_group: bool,
+) -> Result:
     target = str(options.get("target", ""))
     reading, writing = os.pipe()
     try:
@@ -68,7 +87,7 @@ def run(
             stdout=sys.stderr.fileno(),
             pass_fds=(writing,),
             start_new_session=own_group,
-            env={**os.environ, **(env or {})},
+            env=env,
         )
     except OSError as error:
         os.close(reading)

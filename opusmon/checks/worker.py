@@ -29,6 +29,9 @@ CHECKS = {
 }
 """Module of each check; its `check(options, say) -> Result` is called here. `say` names the stage that begins."""
 
+SCRATCH = "OPUSMON_CHECK_SCRATCH"
+"""Names the child's own empty folder in its environment; it goes when the child has ended."""
+
 INSTALL_TORCH = "pip install 'opusmon[torch]', or --python PATH of an environment that has torch"
 
 
