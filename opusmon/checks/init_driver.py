@@ -199,7 +199,8 @@ class Driver(Calls):
 
     def compiled(self, ptx: bytes) -> bytes:
         """PTX as machine code for the context's device."""
-        state = self.made("cuLinkCreate_v2", 0, None, None)
+        state = c_void_p()
+        self.call("cuLinkCreate_v2", 0, None, None, ctypes.byref(state))
         self.call("cuLinkAddData_v2", state, _PTX_INPUT, ptx, len(ptx) + 1, b"kernels", 0, None, None)
         place, size = c_void_p(), c_size_t()
         self.call("cuLinkComplete", state, ctypes.byref(place), ctypes.byref(size))

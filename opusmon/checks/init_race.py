@@ -38,44 +38,64 @@ def together(
     Raises:
         AbsentError: a library lacks a function.
     """
-    gate = threading.Barrier(threads)
-    outcomes = [NOT_REACHED] * threads
-    spans = [(0, 0)] * threads
-    absent: list[AbsentError] = []
-
-    def run(number: int) -> None:
-        stages.thread(number + 1)
-        made: Any = None
-        try:
-            state = setup(number)
-            gate.wait()
-            start = time.perf_counter_ns()
-            try:
-                made = raced(number, state)
-                outcomes[number] = WORKS
-            except CudaError as error:
-                outcomes[number] = str(error)
-            spans[number] = (start, time.perf_counter_ns())
-            gate.wait()
-            if outcomes[number] == WORKS:
-                outcomes[number] = after(made)
-        except CudaError as error:
-            outcomes[number] = str(error)
-            gate.abort()
-        except AbsentError as error:
-            absent.append(error)
-            gate.abort()
-        except threading.BrokenBarrierError:
-            return
-
-    workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    race = _Race(stages, threads, raced, setup, after)
+    workers = [threading.Thread(target=race.run, args=(number,)) for number in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    if absent:
-        raise absent[0]
-    return merged(outcomes), max(start for start, _ in spans) < min(end for _, end in spans)
+    if race.absent:
+        raise race.absent[0]
+    overlapped = max(start for start, _ in race.spans) < min(end for _, end in race.spans)
+    return merged(race.outcomes), overlapped
+
+
+class _Race:
+    def __init__(
+        self,
+        stages: Stages,
+        threads: int,
+        raced: Callable[[int, Any], Any],
+        setup: Callable[[int], Any],
+        after: Callable[[Any], str],
+    ) -> None:
+        self._stages = stages
+        self._raced = raced
+        self._setup = setup
+        self._after = after
+        self._gate = threading.Barrier(threads)
+        self.outcomes = [NOT_REACHED] * threads
+        self.spans = [(0, 0)] * threads
+        self.absent: list[AbsentError] = []
+
+    def run(self, number: int) -> None:
+        self._stages.thread(number + 1)
+        try:
+            self._steps(number)
+        except threading.BrokenBarrierError:
+            return
+        except AbsentError as error:
+            self.absent.append(error)
+            self._gate.abort()
+        except Exception as error:
+            # A thread that is gone would leave the others at the gate, and that would look like a hang.
+            self.outcomes[number] = str(error) if isinstance(error, CudaError) else type(error).__name__
+            self._gate.abort()
+
+    def _steps(self, number: int) -> None:
+        state = self._setup(number)
+        self._gate.wait()
+        start = time.perf_counter_ns()
+        made: Any = None
+        try:
+            made = self._raced(number, state)
+            self.outcomes[number] = WORKS
+        except CudaError as error:
+            self.outcomes[number] = str(error)
+        self.spans[number] = (start, time.perf_counter_ns())
+        self._gate.wait()
+        if self.outcomes[number] == WORKS:
+            self.outcomes[number] = self._after(made)
 
 
 def merged(outcomes: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 from opusmon.checks.init_driver import (
@@ -58,6 +60,10 @@ class Seen:
     overlapped: bool | None = None
 
 
+Body = Callable[[Lab, Stages, str], Seen]
+"""Does a scenario once, in a fresh process; the text is the mode of its captures."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One thing that is repeated.
@@ -67,7 +73,7 @@ class Scenario:
         part: of the check, as `race`.
         text: for people.
         kind: `safe` and `init` must always work; `unsafe` is what it is.
-        body: does it once, in a fresh process.
+        body: what is done.
         loading: CUDA_MODULE_LOADING, "" where it is left as it is.
         mode: of the capture, "" where there is none.
         needs_runtime: it calls the runtime library.
@@ -77,7 +83,7 @@ class Scenario:
     part: str
     text: str
     kind: Kind
-    body: Callable[[Lab, Stages], Seen]
+    body: Body
     loading: str = ""
     mode: str = ""
     needs_runtime: bool = False
@@ -92,7 +98,7 @@ def work(scenario: Scenario, lab: Lab) -> Work:
             os.environ["CUDA_MODULE_LOADING"] = scenario.loading.upper()
         start = time.perf_counter_ns()
         try:
-            seen = scenario.body(lab, stages)
+            seen = scenario.body(lab, stages, scenario.mode)
         except CudaError as error:
             seen = Seen({"": str(error)})
         except AbsentError as error:
@@ -112,113 +118,101 @@ def all_scenarios() -> list[Scenario]:
 
 
 def _first() -> list[Scenario]:
-    scenarios = [
-        Scenario(
+    early = partial(Scenario, part="first", kind="unsafe")
+    found = [
+        early(
             "capture-before-init",
-            "first",
-            "capture begun before cuInit",
-            "unsafe",
-            lambda _, stages: Seen({"": _early(stages, initialised=False)}),
+            text="capture begun before cuInit",
+            body=partial(_early, initialised=False),
             mode="global",
         ),
-        Scenario(
+        early(
             "capture-before-context",
-            "first",
-            "capture begun after cuInit, before a context",
-            "unsafe",
-            lambda _, stages: Seen({"": _early(stages, initialised=True)}),
+            text="capture begun after cuInit, before a context",
+            body=partial(_early, initialised=True),
             mode="global",
         ),
     ]
-    for loading in ("lazy", "eager"):
-        for mode in MODES:
-            scenarios += [
-                Scenario(
-                    "first-launch-in-capture",
-                    "first",
-                    "context, module loaded, first launch inside the capture",
-                    "unsafe",
-                    lambda lab, stages, mode=mode: Seen({"": _first_launch(lab, stages, mode, late=False)}),
-                    loading,
-                    mode,
-                ),
-                Scenario(
-                    "load-in-capture",
-                    "first",
-                    "context, module loaded and launched inside the capture",
-                    "unsafe",
-                    lambda lab, stages, mode=mode: Seen({"": _first_launch(lab, stages, mode, late=True)}),
-                    loading,
-                    mode,
-                ),
-            ]
-    scenarios += [
-        Scenario(
+    for loading, mode in product(("lazy", "eager"), MODES):
+        found += [
+            early(
+                "first-launch-in-capture",
+                text="context, module loaded, first launch inside the capture",
+                body=partial(_first_launch, late=False),
+                loading=loading,
+                mode=mode,
+            ),
+            early(
+                "load-in-capture",
+                text="context, module loaded and launched inside the capture",
+                body=partial(_first_launch, late=True),
+                loading=loading,
+                mode=mode,
+            ),
+        ]
+    found += [
+        early(
             "runtime-capture-first",
-            "first",
-            "runtime: cudaStreamBeginCapture as the first call",
-            "unsafe",
-            lambda lab, stages, mode=mode: Seen({"": _runtime(lab, stages, mode, warm=False)}),
+            text="runtime: cudaStreamBeginCapture as the first call",
+            body=partial(_runtime, warm=False),
             mode=mode,
             needs_runtime=True,
         )
         for mode in MODES
     ]
-    return scenarios
+    return found
 
 
 def _open() -> list[Scenario]:
     return [
         Scenario(
             f"open-{name}",
-            "open",
-            f"one thread's capture is open, another {text}",
-            "unsafe",
-            lambda lab, stages, mode=mode, errand=errand: _errands(lab, stages, mode, errand),
-            "lazy",
-            mode,
+            part="open",
+            text=f"one thread's capture is open, another {text}",
+            kind="unsafe",
+            body=partial(_errands, errand=errand),
+            loading="lazy",
+            mode=mode,
         )
-        for name, (text, errand) in _ERRANDS.items()
-        for mode in MODES
+        for (name, (text, errand)), mode in product(_ERRANDS.items(), MODES)
     ]
 
 
 def _races() -> list[Scenario]:
+    race = partial(Scenario, part="race")
     return [
         *(
-            Scenario(
+            race(
                 "init-race",
-                "race",
-                "threads: each cuInit, context, module, launch",
-                "init",
-                _init_race,
-                loading,
+                text="threads: each cuInit, context, module, launch",
+                kind="init",
+                body=_init_race,
+                loading=loading,
             )
             for loading in ("lazy", "eager")
         ),
-        *(
-            Scenario(
-                name,
-                "race",
-                text,
-                "init",
-                lambda lab, stages, free=free: _runtime_race(lab, stages, free=free),
-                needs_runtime=True,
-            )
-            for name, text, free in (
-                ("free0-race", "runtime, threads: each cudaFree(0), then allocates", True),
-                ("malloc-race", "runtime, threads: each allocates as its first call", False),
-            )
+        race(
+            "free0-race",
+            text="runtime, threads: each cudaFree(0), then allocates",
+            kind="init",
+            body=partial(_runtime_race, free=True),
+            needs_runtime=True,
+        ),
+        race(
+            "malloc-race",
+            text="runtime, threads: each allocates as its first call",
+            kind="init",
+            body=partial(_runtime_race, free=False),
+            needs_runtime=True,
         ),
         *(
-            Scenario(
+            race(
                 "capture-race",
-                "race",
-                "threads: each initialises and captures, no warm-up",
-                "unsafe",
-                lambda lab, stages, mode=mode: _capture_race(lab, stages, mode),
-                "lazy",
-                mode,
+                text="threads: each initialises and captures, no warm-up",
+                kind="unsafe",
+                body=_capture_race,
+                loading="lazy",
+                mode=mode,
             )
             for mode in MODES
         ),
@@ -226,38 +220,33 @@ def _races() -> list[Scenario]:
 
 
 def _safe() -> list[Scenario]:
-    scenarios = []
+    safe = partial(Scenario, part="safe", kind="safe")
+    found = []
     for mode in MODES:
-        scenarios += [
-            Scenario(
+        found += [
+            safe(
                 "safe-order",
-                "safe",
-                "context, module, warm-up launch, then capture",
-                "safe",
-                lambda lab, stages, mode=mode: Seen({"": _warmed(lab, stages, mode)}),
-                "lazy",
-                mode,
+                text="context, module, warm-up launch, then capture",
+                body=_warmed,
+                loading="lazy",
+                mode=mode,
             ),
-            Scenario(
+            safe(
                 "safe-order-threads",
-                "safe",
-                "the same, then every thread captures at once",
-                "safe",
-                lambda lab, stages, mode=mode: _warmed_threads(lab, stages, mode),
-                "lazy",
-                mode,
+                text="the same, then every thread captures at once",
+                body=_warmed_threads,
+                loading="lazy",
+                mode=mode,
             ),
-            Scenario(
+            safe(
                 "safe-order-runtime",
-                "safe",
-                "runtime: cudaFree(0), warm-up, then capture",
-                "safe",
-                lambda lab, stages, mode=mode: Seen({"": _runtime(lab, stages, mode, warm=True)}),
+                text="runtime: cudaFree(0), warm-up, then capture",
+                body=partial(_runtime, warm=True),
                 mode=mode,
                 needs_runtime=True,
             ),
         ]
-    return scenarios
+    return found
 
 
 def _value() -> int:
@@ -299,15 +288,15 @@ def _ready(stages: Stages) -> Driver:
     return driver
 
 
-def _early(stages: Stages, *, initialised: bool) -> str:
+def _early(_: Lab, stages: Stages, mode: str, *, initialised: bool) -> Seen:
     driver = Driver(stages)
     if initialised:
         driver.call("cuInit", 0)
-    driver.begin(PER_THREAD_STREAM, "global")
-    return EMPTY if driver.nodes(driver.end(PER_THREAD_STREAM)) == 0 else WORKS
+    driver.begin(PER_THREAD_STREAM, mode)
+    return Seen({"": EMPTY if driver.nodes(driver.end(PER_THREAD_STREAM)) == 0 else WORKS})
 
 
-def _first_launch(lab: Lab, stages: Stages, mode: str, *, late: bool) -> str:
+def _first_launch(lab: Lab, stages: Stages, mode: str, *, late: bool) -> Seen:
     driver = _ready(stages)
     stream = driver.stream()
     place = driver.memory()
@@ -317,7 +306,7 @@ def _first_launch(lab: Lab, stages: Stages, mode: str, *, late: bool) -> str:
         chosen = driver.kernel(driver.load(lab.image)) if late else kernel
         driver.launch(chosen, stream, place, _value())
 
-    return _replayed(driver, stream, capture(driver, stream, mode, fill), place)
+    return Seen({"": _replayed(driver, stream, capture(driver, stream, mode, fill), place)})
 
 
 def _warm(driver: Driver, kernel: c_void_p) -> tuple[c_void_p, int]:
@@ -329,12 +318,12 @@ def _warm(driver: Driver, kernel: c_void_p) -> tuple[c_void_p, int]:
     return stream, place
 
 
-def _warmed(lab: Lab, stages: Stages, mode: str) -> str:
+def _warmed(lab: Lab, stages: Stages, mode: str) -> Seen:
     driver = _ready(stages)
     kernel = driver.kernel(driver.load(lab.image))
     stream, place = _warm(driver, kernel)
     graph = capture(driver, stream, mode, lambda: driver.launch(kernel, stream, place, _value()))
-    return _replayed(driver, stream, graph, place)
+    return Seen({"": _replayed(driver, stream, graph, place)})
 
 
 def _warmed_threads(lab: Lab, stages: Stages, mode: str) -> Seen:
@@ -359,7 +348,7 @@ def _warmed_threads(lab: Lab, stages: Stages, mode: str) -> Seen:
     return Seen({"": outcome}, overlapped)
 
 
-def _init_race(lab: Lab, stages: Stages) -> Seen:
+def _init_race(lab: Lab, stages: Stages, _mode: str) -> Seen:
     driver = Driver(stages)
 
     def raced(number: int, _: None) -> tuple[int, int]:
@@ -420,7 +409,7 @@ _ERRANDS: dict[str, tuple[str, _Errand]] = {
 }
 
 
-def _errands(lab: Lab, stages: Stages, mode: str, errand: _Errand) -> Seen:
+def _errands(lab: Lab, stages: Stages, mode: str, *, errand: _Errand) -> Seen:
     driver = Driver(stages)
     driver.call("cuInit", 0)
     context = driver.context()
@@ -451,7 +440,7 @@ def _errands(lab: Lab, stages: Stages, mode: str, errand: _Errand) -> Seen:
     return Seen({"capturing thread": capturing, **said})
 
 
-def _runtime(lab: Lab, stages: Stages, mode: str, *, warm: bool) -> str:
+def _runtime(lab: Lab, stages: Stages, mode: str, *, warm: bool) -> Seen:
     runtime = Runtime(stages, lab.runtime)
     if warm:
         runtime.call("cudaFree", None)
@@ -459,13 +448,13 @@ def _runtime(lab: Lab, stages: Stages, mode: str, *, warm: bool) -> str:
         runtime.sync(PER_THREAD_STREAM)
     graph = capture(runtime, PER_THREAD_STREAM, mode, lambda: memset_in_order(runtime))
     if runtime.nodes(graph) == 0:
-        return EMPTY
+        return Seen({"": EMPTY})
     runtime.replay(runtime.instantiate(graph), PER_THREAD_STREAM)
     runtime.sync(PER_THREAD_STREAM)
-    return WORKS
+    return Seen({"": WORKS})
 
 
-def _runtime_race(lab: Lab, stages: Stages, *, free: bool) -> Seen:
+def _runtime_race(lab: Lab, stages: Stages, _mode: str, *, free: bool) -> Seen:
     runtime = Runtime(stages, lab.runtime)
 
     def raced(_: int, __: None) -> None:
