@@ -22,14 +22,14 @@ from opusmon.checks.init_fork import Stages, Work, run_forks, run_one
 from opusmon.checks.init_parts import PARTS
 from opusmon.checks.init_repeat import repeated
 from opusmon.checks.init_scenarios import Lab, all_scenarios
-from opusmon.checks.init_tally import Costs, Count, outcome_table
+from opusmon.checks.init_tally import Costs, Count, legend, outcome_table, without_answer
 from opusmon.checks.init_words import problems, safe_order
 from opusmon.checks.result import Fact, Missing, Result
 from opusmon.checks.run import run
 from opusmon.checks.worker import INSTALL_TORCH, Options, Say
 from opusmon.nvrm import PROC_VERSION, module_version
 
-HANG_S = 20.0
+HANG_S = 30.0
 """A repetition that runs longer has hung."""
 
 _COSTS_MOST = 20
@@ -53,12 +53,10 @@ def check(options: Options, say: Say) -> Result:
     except IndexError:
         result.error = f"CUDA_VISIBLE_DEVICES names no device {options['device']}"
         return result
-    host = run_one(lambda stages: _host(stages, env), hang_s=max(hang_s, HANG_S))
+    host = run_one(lambda stages: _host(stages, env), hang_s=hang_s)
     said = host.said or {}
     if "image" not in said:
-        inside = f" in {', '.join(host.inside)}" if host.inside else ""
-        what = f"crash {host.signal}" if host.signal else "no answer"
-        result.error = str(said.get("raised", f"{'hang' if host.hung else what}{inside}"))
+        result.error = without_answer(host)
         result.remedy = _REMEDY
         return result
     result.basis = _basis(said)
@@ -209,11 +207,11 @@ def _torch(plan: _Plan, lab: Lab, costs: Costs, result: Result, say: Say) -> lis
         )
         return []
     if "costs" in plan.parts:
-        for _ in range(min(plan.repeats, _TORCH_COSTS)):
-            for loading in ("lazy", "eager"):
-                say(f"torch: first use ({loading})")
-                if why := _torch_costs(plan, lab, costs, loading):
-                    result.not_measured.append(Missing(f"costs of first use in torch ({loading})", why))
+        say("torch: first use")
+        for loading in ("lazy", "eager"):
+            if why := _torch_costs(plan, lab, costs, loading):
+                result.not_measured.append(Missing(f"costs of first use in torch ({loading})", why))
+                if loading == "lazy":
                     return []
     say("torch: captures and races")
     left_s = plan.deadline_s - time.monotonic()
@@ -226,7 +224,9 @@ def _torch(plan: _Plan, lab: Lab, costs: Costs, result: Result, say: Say) -> lis
         # Of the monotonic clock, which all processes share.
         "until_s": time.monotonic() + left_s - min(left_s / 4, _MARGIN_S),
     }
-    answer = run("init-torch", options, limit_s=max(left_s, 1.0), env=lab.env, own_group=False)
+    # Threads of the processor's libraries would be there when the process forks.
+    env = {**lab.env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    answer = run("init-torch", options, limit_s=max(left_s, 1.0), env=env, own_group=False)
     facts = {fact.name: fact.value for fact in answer.facts}
     if answer.error or "counts" not in facts:
         result.not_measured.append(Missing("captures and races in torch", answer.error or "no answer"))
@@ -238,20 +238,22 @@ def _torch(plan: _Plan, lab: Lab, costs: Costs, result: Result, say: Say) -> lis
 
 
 def _torch_costs(plan: _Plan, lab: Lab, costs: Costs, loading: str) -> str:
-    """One fresh interpreter; returns why it gave nothing, "" when it did."""
-    left_s = plan.deadline_s - time.monotonic()
-    if left_s <= 1.0:
-        return "the time limit"
-    answer = run(
-        "init-torch",
-        {"what": "costs"},
-        limit_s=left_s,
-        env={**lab.env, "CUDA_MODULE_LOADING": loading.upper()},
-        own_group=False,
-    )
-    steps = {str(step): float(str(ms)) for table in answer.tables for step, ms in table.rows}
-    costs.take(loading, steps)
-    return answer.error
+    """Fresh interpreters, one after another; returns why one gave nothing, "" when all did."""
+    for _ in range(min(plan.repeats, _TORCH_COSTS)):
+        left_s = plan.deadline_s - time.monotonic()
+        if left_s <= 1.0:
+            return "the time limit"
+        answer = run(
+            "init-torch",
+            {"what": "costs"},
+            limit_s=left_s,
+            env={**lab.env, "CUDA_MODULE_LOADING": loading.upper()},
+            own_group=False,
+        )
+        costs.take(loading, {str(step): float(str(ms)) for table in answer.tables for step, ms in table.rows})
+        if answer.error:
+            return answer.error
+    return ""
 
 
 def _report(
@@ -288,4 +290,5 @@ def _report(
     if costs.ms:
         result.tables.append(costs.table("first use, one process at a time, ms"))
     if counts:
-        result.tables.append(outcome_table("captures and races, each repetition in a fresh process", counts))
+        result.tables.append(legend("captures and races", counts))
+        result.tables.append(outcome_table("outcomes, each repetition in a fresh process", counts))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -15,8 +17,8 @@ from opusmon.checks.result import Table, Value
 MOST_HANGS = 3
 """A scenario that has hung this often is not repeated: each costs the whole limit."""
 
-_COLUMNS = ("scenario", "name", "kind", "loading", "mode", "who", "outcome", "n", "of", "median ms")
-_HANG = "hangs"
+_COLUMNS = ("scenario", "loading", "mode", "who", "outcome", "n", "of", "all inside", "median ms")
+_EXPECTED = {"safe": "must work", "init": "must work", "unsafe": "what it is"}
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Count:
         self.done += 1
         if said is None or "outcomes" not in said:
             self.hangs += ended.hung
-            self._count("", _without_answer(ended))
+            self._count("", without_answer(ended))
             return
         self.ms.append(float(said["ms"]))
         for who, outcome in said["outcomes"].items():
@@ -123,26 +125,36 @@ class Count:
         return f"{self.text} ({how})" if how else self.text
 
 
-def _without_answer(ended: Ended) -> str:
+def without_answer(ended: Ended) -> str:
+    """How a fork ended that did not do what it should: `crash SIGSEGV in cuInit`, `3 not initialized at ...`."""
     inside = f" in {', '.join(ended.inside)}" if ended.inside else ""
     if ended.hung:
-        return f"{_HANG}{inside}"
+        return f"hangs{inside}"
     if ended.signal:
         return f"crash {ended.signal}{inside}"
     if ended.said is not None:
-        return str(ended.said.get("raised", "no answer"))
+        return re.sub("^(CudaError|OSError): ", "", str(ended.said.get("raised", "no answer")))
     return f"ended without an answer{inside}"
 
 
-def outcome_table(title: str, counts: list[Count]) -> Table:
-    """A row for each scenario, actor and outcome."""
+def outcome_table(title: str, counts: Iterable[Count]) -> Table:
+    """A row for each scenario, actor and outcome; `all inside` counts the races in which the threads did race."""
     rows: list[tuple[Value, ...]] = []
     for count in counts:
         for who, counter in count.outcomes.items():
             for outcome, n in counter.most_common():
-                words = (count.text, count.name, count.kind, count.loading or "-", count.mode or "-")
-                rows.append((*words, who or "-", outcome, n, count.done, count.median_ms))
+                words = (count.name, count.loading or "-", count.mode or "-", who or "-", outcome)
+                inside = count.overlapped if count.raced else None
+                rows.append((*words, n, count.done, inside, count.median_ms))
     return Table(title, _COLUMNS, tuple(rows))
+
+
+def legend(title: str, counts: Iterable[Count]) -> Table:
+    """What each scenario is."""
+    texts = {count.name: (count.text, _EXPECTED[count.kind]) for count in counts}
+    return Table(
+        title, ("scenario", "what", "expected"), tuple((name, *words) for name, words in texts.items())
+    )
 
 
 @dataclass(slots=True)
@@ -161,7 +173,7 @@ class Costs:
         """One process has ended."""
         said = ended.said
         if said is None or "raised" in said:
-            why = _without_answer(ended)
+            why = without_answer(ended)
             if why not in self.failed:
                 self.failed.append(why)
             return

@@ -96,7 +96,8 @@ def _warm_up(costs: Costs, counts: Sequence[Count]) -> tuple[str, str]:
             parts.append(f"{first} {before:.3g} ms, again {after:.3g} ms")
     for name in ("first-launch-in-capture", "load-in-capture", "torch-capture-first"):
         chosen = [count for count in counts if count.name == name and count.done]
-        parts += [f"without it, {count.label()}: {_share([count])}" for count in chosen]
+        if chosen:
+            parts.append(f"without it, {chosen[0].text}: {_share(chosen)}{_exceptions(chosen)}")
     return "launch each kernel and each matmul shape once, and synchronise", "; ".join(parts) or NOT_MEASURED
 
 
@@ -131,3 +132,11 @@ def _count_nodes(counts: Sequence[Count]) -> tuple[str, str]:
 def _share(counts: Sequence[Count]) -> str:
     worked, done = sum(count.worked for count in counts), sum(count.done for count in counts)
     return f"{WORKS} in {worked:,} of {done:,}"
+
+
+def _exceptions(counts: Sequence[Count]) -> str:
+    """Which of several ways failed, when not all did."""
+    bad = [count for count in counts if count.worked < count.done]
+    if not bad or len(bad) == len(counts):
+        return ""
+    return f" (fails: {', '.join(f'{count.loading} {count.mode}'.strip() for count in bad)})"
