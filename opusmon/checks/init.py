@@ -32,7 +32,7 @@ from opusmon.nvrm import PROC_VERSION, module_version
 HANG_S = 30.0
 """A repetition that runs longer has hung."""
 
-_COSTS_MOST = 20
+_COSTS_MOST = 10
 _TORCH_COSTS = 3
 _MARGIN_S = 3.0
 _MARGIN = 0.05

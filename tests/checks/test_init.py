@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections import Counter
 import pytest
 from init_stub import built
 from needs import needs
+
 from opusmon.checks.init import _visible
 from opusmon.checks.init_fork import Ended, Stages, run_forks, run_one
 from opusmon.checks.init_race import WORKS, merged, together
@@ -40,6 +42,7 @@ def test_a_fork_whose_work_raises_says_so():
 
 def test_a_fork_that_crashes_is_known_by_its_signal_and_its_call():
     def crash(stages):
+        faulthandler.disable()
         stages.enter("cuInit")
         stages.leave()
         stages.enter("cuLaunchKernel")
@@ -72,7 +75,11 @@ def test_at_the_deadline_forks_are_killed_and_not_counted():
     seen: list[tuple[int, Ended]] = []
     jobs = iter([(0, lambda _: {"pid": os.getpid()}), (1, lambda _: threading.Event().wait())])
     done = run_forks(
-        jobs, lambda key, ended: seen.append((key, ended)), at_once=2, deadline_s=time.monotonic() + 0.5, hang_s=60
+        jobs,
+        lambda key, ended: seen.append((key, ended)),
+        at_once=2,
+        deadline_s=time.monotonic() + 0.5,
+        hang_s=60,
     )
     assert not done
     assert [key for key, _ in seen] == [0]
@@ -103,7 +110,9 @@ def test_no_more_forks_run_at_once_than_asked_for():
 
 def test_threads_that_meet_inside_have_overlapped():
     meeting = threading.Barrier(3)
-    outcome = together(Stages(), 3, lambda number, state: meeting.wait(5) and None, setup=lambda number: number)
+    outcome = together(
+        Stages(), 3, lambda number, state: meeting.wait(5) and None, setup=lambda number: number
+    )
     assert outcome == (WORKS, True)
 
 
@@ -149,7 +158,11 @@ def test_what_ended_without_an_answer_is_counted_by_how_it_ended():
 def test_an_actor_that_fails_makes_the_repetition_fail():
     count = _count("open-allocate")
     for other in ("works", "900 no"):
-        said = {"outcomes": {"capturing thread": "works", "other threads": other}, "overlapped": None, "ms": 1.0}
+        said = {
+            "outcomes": {"capturing thread": "works", "other threads": other},
+            "overlapped": None,
+            "ms": 1.0,
+        }
         count.add(Ended(said))
     assert (count.done, count.worked, count.failures()) == (2, 1, "1 x 900 no")
 
@@ -270,10 +283,9 @@ def _outcomes(result: Result) -> dict[tuple[str, str, str, str], dict[str, int]]
 def test_the_safe_order_works_where_cuda_keeps_its_rules():
     result = _run()
     assert result.error == ""
-    assert (result.basis, result.problems) == (
-        "measured on Stub GPU, driver of unknown version, CUDA 13.0",
-        [],
-    ) or "driver 5" in result.basis
+    assert result.problems == []
+    assert result.basis.startswith("measured on Stub GPU, driver ")
+    assert result.basis.endswith(", CUDA 13.0")
     outcomes = _outcomes(result)
     assert len(outcomes) == 9
     assert all(counts == {"works": 3} for counts in outcomes.values())
@@ -324,7 +336,11 @@ def test_a_safe_order_that_fails_is_a_problem(how, outcome):
 
 def test_a_race_in_plain_initialisation_that_fails_is_a_problem():
     result = _run(part=["race"], STUB_FAIL="cudaMalloc=2")
-    found = {problem.facts["works"]: problem.code for problem in result.problems if problem.kind == "init_race_fails"}
+    found = {
+        problem.facts["works"]: problem.code
+        for problem in result.problems
+        if problem.kind == "init_race_fails"
+    }
     assert found == {0: "3 x 2 out of memory at cudaMalloc"}
 
 
@@ -341,7 +357,7 @@ def test_out_of_time_it_says_how_many_repetitions_were_done():
     assert result.error == ""
     done = [sum(counts.values()) for counts in _outcomes(result).values()]
     assert len(done) == 9
-    assert 1 <= min(done)
+    assert min(done) >= 1
     assert max(done) - min(done) <= 2
     missing = [item for item in result.not_measured if "time limit" in item.why]
     assert missing[0].what == (
@@ -361,7 +377,10 @@ def test_costs_are_told_step_by_step_lazy_and_eager():
 @pytest.mark.parametrize(
     ("how", "error"),
     [
-        ({"OPUSMON_LIBCUDA": "/nowhere/libcuda.so.1"}, "/nowhere/libcuda.so.1: cannot open shared object file"),
+        (
+            {"OPUSMON_LIBCUDA": "/nowhere/libcuda.so.1"},
+            "/nowhere/libcuda.so.1: cannot open shared object file",
+        ),
         ({"STUB_FAIL": "cuInit=100"}, "100 no device at cuInit"),
         ({"STUB_CRASH": "cuInit"}, "crash SIGSEGV in cuInit"),
         ({"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES names no device 1"),
@@ -370,6 +389,7 @@ def test_costs_are_told_step_by_step_lazy_and_eager():
 def test_without_a_driver_or_gpu_it_says_so(how, error, monkeypatch, capfd):
     needs("gcc")
     monkeypatch.setenv("OPUSMON_LIBCUDA", str(built()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in how.items():
         monkeypatch.setenv(name, value)
     assert main(["check", "init", "--part", "safe", "--device", "1", "--json"]) == 1
@@ -394,7 +414,9 @@ def test_the_command_line_shows_outcomes_and_ends_with_their_status(monkeypatch,
     )
 
 
-@pytest.mark.parametrize("words", [["--threads", "1"], ["--repeats", "0"], ["--part", "x"], ["--threads", "²"]])
+@pytest.mark.parametrize(
+    "words", [["--threads", "1"], ["--repeats", "0"], ["--part", "x"], ["--threads", "²"]]
+)
 def test_numbers_out_of_range_are_refused(words, capfd):
     with pytest.raises(SystemExit) as ended:
         main(["check", "init", *words])
