@@ -52,6 +52,16 @@ def test_a_fork_that_crashes_is_known_by_its_signal_and_its_call():
     assert (ended.said, ended.signal, ended.inside) == (None, "SIGSEGV", ["cuLaunchKernel"])
 
 
+def test_a_fork_that_crashes_outside_of_calls_names_none():
+    def crash(stages):
+        faulthandler.disable()
+        stages.enter("cuInit")
+        stages.leave()
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    assert run_one(crash, hang_s=10) == Ended(None, "SIGSEGV")
+
+
 def test_a_fork_that_hangs_is_killed_and_known_by_the_calls_of_its_threads():
     def hang(stages):
         def thread(slot):
