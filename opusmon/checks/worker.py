@@ -26,6 +26,7 @@ CHECKS = {
     "kv-layout": "opusmon.checks.kv_layout",
     "triton": "opusmon.checks.triton_jit",
     "init": "opusmon.checks.init",
+    "init-torch": "opusmon.checks.init_torch",
 }
 """Module of each check; its `check(options, say) -> Result` is called here. `say` names the stage that begins."""
 

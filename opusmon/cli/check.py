@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def arguments(check: argparse.ArgumentParser) -> None:
     )
     _check(names, "kv-layout", "does this KV cache fit the attention kernels, or is it copied each step?")
     _with_target(_check(names, "triton", "what Triton compiles and tunes for this, and why again"))
-    _check(names, "init", "what first use costs on this host, and in which order it is safe")
+    _init(_check(names, "init", "what first use costs on this host, and in which order it is safe"))
 
 
 def _check(
@@ -62,6 +63,52 @@ def _check(
     )
     parser.add_argument("--mark-at", metavar="TIME", help="at this time of it (default: its end)")
     return parser
+
+
+def _init(parser: argparse.ArgumentParser) -> None:
+    from opusmon.checks.init_parts import MAX_THREADS, PARTS
+
+    parser.add_argument(
+        "--repeats",
+        type=_whole(1, 1_000_000),
+        default=20,
+        metavar="N",
+        help="fresh processes for each capture and race (default 20; a proof takes 1000)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=_whole(2, MAX_THREADS),
+        default=8,
+        metavar="N",
+        help="threads that race (default 8)",
+    )
+    parser.add_argument(
+        "--device", type=_whole(0, 1023), default=0, metavar="N", help="CUDA's number of the GPU (default 0)"
+    )
+    parser.add_argument(
+        "--at-once",
+        type=_whole(1, 64),
+        metavar="N",
+        help="processes at a time (default: a quarter of the cores, at most 4)",
+    )
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=PARTS,
+        metavar="PART",
+        help=f"only this: {', '.join(PARTS)} (repeatable)",
+    )
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number of an option."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:10]) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most:,}")
+        return int(text)
+
+    return read
 
 
 def _with_target(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +142,8 @@ def check(args: argparse.Namespace) -> int:
         except TargetError as error:
             raise CliError(str(error)) from error
     at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0
-    result = run(args.check, options, python=args.python, limit_s=parse_duration(args.time_limit) / 1e9)
+    limit_s = parse_duration(args.time_limit) / 1e9
+    result = run(args.check, {**options, "limit_s": limit_s}, python=args.python, limit_s=limit_s)
     print(
         json.dumps(to_json(result), indent=2) if args.json else as_text(result), end="\n" if args.json else ""
     )
