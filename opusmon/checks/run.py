@@ -84,7 +84,7 @@ def _run(
         child = subprocess.Popen(
             [python, "-c", _BOOT, _PARENT, name, json.dumps(dict(options)), str(writing)],
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
+            stdout=2,
             pass_fds=(writing,),
             start_new_session=own_group,
             env=env,
@@ -116,7 +116,7 @@ def _read(pipe: int, deadline_s: float) -> tuple[bytes, bool]:
                 return bytes(said), True
             said += data
             # The pipe may live on in a process that the user's code has started.
-            if b'{"result"' in data and said.endswith(b"\n"):
+            if said.endswith(b"\n") and said.startswith(b'{"result"', said.rfind(b"\n", 0, -1) + 1):
                 return bytes(said), True
     return bytes(said), False
 

@@ -83,9 +83,8 @@ def usable(samples: Samples, metrics: Sequence[str], *, started: bool) -> np.nda
     Returns:
         Shape (n,).
     """
-    good: np.ndarray[Any, np.dtype[np.bool_]] = np.isfinite(
-        samples.values[:, [name != HALF_HIT for name in metrics]]
-    ).all(axis=1)
+    counted = samples.values[:, [name != HALF_HIT for name in metrics]]
+    good: np.ndarray[Any, np.dtype[np.bool_]] = np.asarray(np.isfinite(counted).all(axis=1))
     good &= samples.end_ns > samples.start_ns
     if started and len(good):
         good[0] = False
