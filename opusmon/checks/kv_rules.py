@@ -340,8 +340,8 @@ def _strides(cache: Cache, call: Call, q: TensorInfo | None) -> Iterator[Problem
                 else "Input tensor must have contiguous last dimension",
             )
     for name, given in (("q", q), ("K", cache.k), ("V", cache.v)):
-        # What is copied is aligned after it.
-        if given is not None and name not in names:
+        # What is copied is aligned after it, and what is refused is not read.
+        if given is not None and given.strides[-1] == 1:
             yield from _alignment(name, given)
 
 
