@@ -27,9 +27,8 @@ def silent_copy():
 
 def refused_stride():
     cache = clean()
-    cache["key_cache"] = (
-        pages(page=128, dim=128).transpose(1, 3).contiguous().transpose(1, 3)
-    )  # planted: last_dim
+    k = torch.zeros(PAGES, DIM, HEADS, 128, dtype=torch.bfloat16)
+    cache["key_cache"] = k.transpose(1, 3)  # planted: last_dim
     return cache
 
 
@@ -74,7 +73,7 @@ def descale_of_q_heads():
 
 def small_pages():
     cache = clean()
-    cache["key_cache"] = pages(page=16)  # planted: no_tma
+    cache["key_cache"] = torch.zeros(PAGES, 16, HEADS, DIM, dtype=torch.bfloat16)  # planted: no_tma
     cache["value_cache"] = pages(page=16)
     return cache
 
