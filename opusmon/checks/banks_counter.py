@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from opusmon.checks.banks_gpu import Busy, CannotMeasure
+from opusmon.checks.banks_gpu import Busy
+from opusmon.checks.nvrtc import CannotMeasure
 
 READY_S = 30.0
 """Longest wait for its first row."""

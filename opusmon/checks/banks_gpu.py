@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opusmon.checks.banks import LANES, Access
+from opusmon.checks.nvrtc import CannotMeasure, Kernel
 
 WARPS = 32
 CHAINS = 8
@@ -45,7 +46,7 @@ extern "C" __global__ void loads(const int *places, int rounds, long long *cycle
 }
 """
 _ONE = 'asm volatile("ld.shared.{} %0, [%1];" : "=r"(a) : "r"(at[c]))'
-_LOADS = {
+LOADS = {
     1: _ONE.format("u8"),
     2: _ONE.format("u16"),
     4: _ONE.format("b32"),
@@ -53,14 +54,16 @@ _LOADS = {
     16: 'asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" '
     ': "=r"(a), "=r"(b), "=r"(d), "=r"(e) : "r"(at[c]))',
 }
-_LDMATRIX = (
+LDMATRIX = (
     'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" '
     ': "=r"(a), "=r"(b), "=r"(d), "=r"(e) : "r"(at[c]))'
 )
 
 
-class CannotMeasure(Exception):  # noqa: N818  (it reads as what happened)
-    """Nothing can be measured here; why, in one line."""
+def source(load: str) -> str:
+    """The kernel around one load."""
+    text = _SOURCE.replace("LOAD;", f"{load};")
+    return text.replace("ROOM_B", str(ROOM_B)).replace("CHAINS", str(CHAINS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Gpu:
     """The current device.
 
     Raises:
-        CannotMeasure: there is none, or torch compiles no kernels.
+        CannotMeasure: there is none that torch can use.
     """
 
     def __init__(self) -> None:
@@ -110,14 +113,10 @@ class Gpu:
         if not torch.cuda.is_available():
             raise CannotMeasure(f"no GPU is visible to torch {torch.__version__}")
         self._torch = torch
-        # Public since torch 2.10 or so, private before, absent in the oldest.
-        self._compile: Callable[..., Any] | None = getattr(torch.cuda, "compile_kernel", None) or getattr(
-            torch.cuda, "_compile_kernel", None
-        )
-        if self._compile is None or torch.version.cuda is None:
-            raise CannotMeasure(f"torch {torch.__version__} compiles no CUDA kernels at run time")
+        if torch.version.cuda is None:
+            raise CannotMeasure(f"torch {torch.__version__} is not built for CUDA")
         self._sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        self._kernels: dict[str, Any] = {}
+        self._kernels: dict[str, Kernel] = {}
 
     def measure(self, access: Access) -> Timing:
         """Cycles and time of a load.
@@ -171,30 +170,19 @@ class Gpu:
         places = [address - first for address in access.addresses]
         if max(places) + access.width_b > ROOM_B:
             raise CannotMeasure(f"the load spans more than {ROOM_B} bytes of shared memory")
-        kernel = self._kernel(_LDMATRIX if access.kind == "ldmatrix" else _LOADS[access.width_b])
+        kernel = self._kernel(LDMATRIX if access.kind == "ldmatrix" else LOADS[access.width_b])
         table = torch.tensor(places * CHAINS, dtype=torch.int32, device="cuda")
         cycles = torch.zeros(self._sms, dtype=torch.int64, device="cuda")
         sink = torch.zeros(self._sms * WARPS * LANES, dtype=torch.int32, device="cuda")
 
         def run(rounds: int) -> None:
-            kernel(
-                grid=(self._sms, 1, 1),
-                block=(WARPS * LANES, 1, 1),
-                args=[table, rounds, cycles, sink],
-            )
+            kernel.launch(self._sms, WARPS * LANES, [table, rounds, cycles, sink])
 
         return run, cycles
 
-    def _kernel(self, load: str) -> Any:
+    def _kernel(self, load: str) -> Kernel:
         if load not in self._kernels:
-            source = _SOURCE.replace("LOAD;", f"{load};")
-            source = source.replace("ROOM_B", str(ROOM_B)).replace("CHAINS", str(CHAINS))
-            try:
-                assert self._compile is not None  # noqa: S101  (looked for when this was made)
-                self._kernels[load] = self._compile(source, "loads")
-            except Exception as error:
-                words = str(error).strip().splitlines() or [type(error).__name__]
-                raise CannotMeasure(f"the kernel does not compile: {words[0]}"[:200]) from error
+            self._kernels[load] = Kernel(source(load), "loads")
         return self._kernels[load]
 
     def describe(self) -> str:

@@ -137,7 +137,7 @@ def _facts(
     if cache.kind == "paged":
         _paths(result, cache, call)
     else:
-        add(Fact("loads", "tma", "K and V are loaded with TMA: they are not paged"))
+        add(Fact("loads", "tma", "on Hopper K and V are loaded with TMA: they are not paged"))
 
 
 def order_word(order: tuple[str, ...]) -> str:

@@ -315,8 +315,8 @@ def _strides(cache: Cache, call: Call, q: TensorInfo | None) -> Iterator[Problem
         step_b = one.size_b * call.layers
         yield _problem(
             "silent_copy",
-            f"{name} ({one.name}) has stride {one.strides[-1]} in its last dimension: "
-            f"the wrapper calls .contiguous() on all of it before each call",
+            f"{name} ({one.name}) has stride {one.strides[-1]} in its last dimension: {_copier(name, call)} "
+            f"calls .contiguous() on all of it each time",
             one,
             "allocate it with the head dim last in memory, and transpose other dimensions instead",
             facts={
@@ -343,6 +343,15 @@ def _strides(cache: Cache, call: Call, q: TensorInfo | None) -> Iterator[Problem
         # What is copied is aligned after it, and what is refused is not read.
         if given is not None and given.strides[-1] == 1:
             yield from _alignment(name, given)
+
+
+def _copier(name: str, call: Call) -> str:
+    """The function of the Python wrapper that copies."""
+    if call.build == "vllm":
+        return "vLLM's flash_attn_varlen_func"
+    if name == "q":
+        return "flash_attn_func, _varlen_func or _with_kvcache"
+    return "flash_attn_func or _varlen_func (not _with_kvcache, which refuses it)"
 
 
 def _alignment(name: str, one: TensorInfo) -> Iterator[Problem]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from opusmon.checks import banks_counter, banks_gpu
 from opusmon.checks.banks import ACCESSES, SWIZZLES, Access, Tile, TileError, access, parse_tile
-from opusmon.checks.banks_gpu import CannotMeasure, Timing
+from opusmon.checks.banks_gpu import Timing
+from opusmon.checks.nvrtc import CannotMeasure
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
 from opusmon.checks.target import TargetError
 from opusmon.checks.worker import Options, Say

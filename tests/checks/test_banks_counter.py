@@ -6,7 +6,8 @@ import time
 import pytest
 
 from opusmon.checks.banks_counter import counting
-from opusmon.checks.banks_gpu import Busy, CannotMeasure
+from opusmon.checks.banks_gpu import Busy
+from opusmon.checks.nvrtc import CannotMeasure
 
 TOLD = """
 import os, sys, threading, time

@@ -76,6 +76,17 @@ def test_cycles_of_a_tiles_load_are_its_wavefronts(gpu, rows, cols, element, swi
     assert timing.cycles == pytest.approx(load.wavefronts, rel=0.1, abs=0.35)
 
 
+def test_a_kernel_that_does_not_compile_or_run_says_why(gpu):
+    from opusmon.checks.nvrtc import CannotMeasure, Kernel
+
+    with pytest.raises(CannotMeasure, match="does not compile: .*error"):
+        Kernel("nonsense", "loads")
+    with pytest.raises(CannotMeasure, match="cuModuleGetFunction: 500"):
+        Kernel('extern "C" __global__ void loads() {}', "other")
+    with pytest.raises(CannotMeasure, match="cuLaunchKernel: 1 "):
+        Kernel('extern "C" __global__ void loads() {}', "loads").launch(1, 4096, [])
+
+
 def test_padding_frees_a_column(gpu):
     plain, padded = (
         timed(gpu, access(Tile(32, 32, "fp32", pad_b=pad_b), "column"), f"32x32 fp32 pad {pad_b}")
