@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opusmon.checks import kv_load, kv_rules, kv_tensor, tiles
 from opusmon.checks.kv_rules import FP8, Call
-from opusmon.checks.kv_tensor import AXES, Cache, LayoutError, TensorInfo
+from opusmon.checks.kv_tensor import AXES, Cache, LayoutError, Strided
 from opusmon.checks.result import Fact, Missing, Result, Table
 from opusmon.checks.target import TargetError, load
 from opusmon.checks.worker import Options, Say
@@ -71,12 +71,12 @@ def _cache(result: Result, target: str, options: Options, say: Say) -> None:
     _missing(result, cache, call, q)
 
 
-def _viewed(tensor: TensorInfo, dtype: str | None) -> TensorInfo:
+def _viewed(tensor: Strided, dtype: str | None) -> Strided:
     """Bytes as the FP8 that they are viewed as."""
     return replace(tensor, dtype=dtype) if dtype and tensor.dtype == "uint8" else tensor
 
 
-def _key_value(tensors: Mapping[str, TensorInfo], options: Options) -> list[TensorInfo]:
+def _key_value(tensors: Mapping[str, Strided], options: Options) -> list[Strided]:
     """K and V in one tensor, or K, V."""
     said_pair = options.get("k") or options.get("v")
     joined = None if said_pair else kv_load.choose(tensors, "kv", options.get("kv"))
@@ -92,7 +92,7 @@ def _key_value(tensors: Mapping[str, TensorInfo], options: Options) -> list[Tens
     )
 
 
-def _call(options: Options, q: TensorInfo | None) -> Call:
+def _call(options: Options, q: Strided | None) -> Call:
     q_heads = q.shape[-2] if q is not None and q.rank in (3, 4) else 0
     seqlen_q = q.shape[1] if q is not None and q.rank == 4 else 0
     layout = options.get("layout") or "auto"
@@ -109,7 +109,7 @@ def _call(options: Options, q: TensorInfo | None) -> Call:
 
 
 def _facts(
-    result: Result, cache: Cache, call: Call, q: TensorInfo | None, descales: Mapping[str, TensorInfo]
+    result: Result, cache: Cache, call: Call, q: Strided | None, descales: Mapping[str, Strided]
 ) -> None:
     add = result.facts.append
     add(Fact("kind", cache.kind, f"read as {cache.kind}, FlashAttention-3 of {call.build}"))
@@ -149,7 +149,7 @@ def order_word(order: tuple[str, ...]) -> str:
     return "NHD" if order.index("tokens") < order.index("heads") else "HND"
 
 
-def _fp8(result: Result, descales: Mapping[str, TensorInfo]) -> None:
+def _fp8(result: Result, descales: Mapping[str, Strided]) -> None:
     add = result.facts.append
     add(Fact("output_dtype", "bfloat16", "FP8 in, bfloat16 out"))
     add(
@@ -183,7 +183,7 @@ def _paths(result: Result, cache: Cache, call: Call) -> None:
         )
 
 
-def _missing(result: Result, cache: Cache, call: Call, q: TensorInfo | None) -> None:
+def _missing(result: Result, cache: Cache, call: Call, q: Strided | None) -> None:
     add = result.not_measured.append
     if cache.kind == "paged" and any(path.tma is None for path in kv_rules.paths(cache, call)):
         add(Missing("TMA or cp.async", "it depends on q: give it, or --q-heads and --seqlen-q"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from opusmon.checks.kv_tensor import TensorInfo, contiguous_strides
+from opusmon.checks.kv_tensor import Strided, contiguous_strides
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import NOWHERE, Place, here
 
@@ -65,7 +65,7 @@ def is_file(source: str) -> bool:
     return source.endswith((".pt", ".pth", ".bin", ".safetensors"))
 
 
-def from_file(path: Path) -> dict[str, TensorInfo]:
+def from_file(path: Path) -> dict[str, Strided]:
     """The tensors of a dump, by name.
 
     Raises:
@@ -80,7 +80,7 @@ def from_file(path: Path) -> dict[str, TensorInfo]:
     return found
 
 
-def _safetensors(path: Path) -> dict[str, TensorInfo]:
+def _safetensors(path: Path) -> dict[str, Strided]:
     with path.open("rb") as file:
         size_b = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -89,7 +89,7 @@ def _safetensors(path: Path) -> dict[str, TensorInfo]:
         return header(file.read(length), size_b - 8 - length)
 
 
-def header(data: bytes, data_b: int) -> dict[str, TensorInfo]:
+def header(data: bytes, data_b: int) -> dict[str, Strided]:
     """The tensors that a safetensors header describes.
 
     Args:
@@ -115,7 +115,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(name: str, entry: Any, data_b: int) -> TensorInfo:
+def _entry(name: str, entry: Any, data_b: int) -> Strided:
     shape, offsets = (_numbers(entry, key) for key in ("shape", "data_offsets"))
     dtype = entry.get("dtype") if isinstance(entry, dict) else None
     if shape is None or offsets is None or len(offsets) != 2 or len(shape) > MAX_RANK:
@@ -123,7 +123,7 @@ def _entry(name: str, entry: Any, data_b: int) -> TensorInfo:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise TargetError(f"tensor {name[:80]} has dtype {str(dtype)[:20]}, which is not known here")
     kind, itemsize = DTYPES[dtype]
-    tensor = TensorInfo(name, shape, contiguous_strides(shape), kind, itemsize)
+    tensor = Strided(name, shape, contiguous_strides(shape), kind, itemsize)
     begin, end = offsets
     if end - begin != tensor.size_b or end > data_b:
         raise TargetError(f"tensor {name[:80]} does not lie within the file")
@@ -138,7 +138,7 @@ def _numbers(entry: Any, key: str) -> tuple[int, ...] | None:
     return None
 
 
-def _torch_file(path: Path) -> dict[str, TensorInfo]:
+def _torch_file(path: Path) -> dict[str, Strided]:
     import torch
 
     try:
@@ -156,7 +156,7 @@ def _torch_file(path: Path) -> dict[str, TensorInfo]:
     return of_values(found)
 
 
-def of_values(values: Any, places: Callable[[Any], Place] = lambda _tensor: NOWHERE) -> dict[str, TensorInfo]:
+def of_values(values: Any, places: Callable[[Any], Place] = lambda _tensor: NOWHERE) -> dict[str, Strided]:
     """The tensors in a dict, a tuple or nested ones, by name; those of a tuple are named by `POSITIONS`.
 
     Args:
@@ -168,7 +168,7 @@ def of_values(values: Any, places: Callable[[Any], Place] = lambda _tensor: NOWH
     plain = isinstance(values, tuple | list) and 2 <= len(values) <= len(POSITIONS)
     if plain and all(one is None or isinstance(one, torch.Tensor) for one in values):
         values = dict(zip(POSITIONS, values, strict=False))
-    found: dict[str, TensorInfo] = {}
+    found: dict[str, Strided] = {}
     for name, tensor in _tensors(values, "", MAX_DEPTH):
         if len(found) >= MAX_TENSORS:
             break
@@ -189,13 +189,13 @@ def _tensors(values: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _tensors(value, f"{name}.{key}" if name else str(key), depth - 1)
 
 
-def _info(tensor: Any, name: str, place: Place) -> TensorInfo:
+def _info(tensor: Any, name: str, place: Place) -> Strided:
     import torch
 
     if tensor.layout is not torch.strided:
         raise TargetError(f"{name} is {tensor.layout}: it has no strides")
     on_gpu = tensor.is_cuda
-    return TensorInfo(
+    return Strided(
         name,
         tuple(tensor.shape),
         tuple(tensor.stride()),
@@ -208,7 +208,7 @@ def _info(tensor: Any, name: str, place: Place) -> TensorInfo:
     )
 
 
-def from_target(make: Callable[..., Any]) -> dict[str, TensorInfo]:
+def from_target(make: Callable[..., Any]) -> dict[str, Strided]:
     """Call it and take the tensors it returns, each with the user's line that gave it its strides.
 
     Raises:
@@ -237,7 +237,7 @@ def from_target(make: Callable[..., Any]) -> dict[str, TensorInfo]:
     return found
 
 
-def choose(tensors: Mapping[str, TensorInfo], role: str, said: str | None = None) -> TensorInfo | None:
+def choose(tensors: Mapping[str, Strided], role: str, said: str | None = None) -> Strided | None:
     """The tensor for a role, by the name the user said or the usual ones; None when no name fits.
 
     Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from opusmon.checks.kv_tensor import Cache, TensorInfo, shape_of
+from opusmon.checks.kv_tensor import Cache, Strided, shape_of
 from opusmon.checks.result import Level, Problem, Value
 
 FP8 = "float8_e4m3fn"
@@ -174,9 +174,9 @@ def _chooses(cache: Cache, call: Call, mask: str, block_m: int, block_n: int) ->
 def problems(
     cache: Cache,
     call: Call,
-    q: TensorInfo | None = None,
-    table: TensorInfo | None = None,
-    descales: Mapping[str, TensorInfo] | None = None,
+    q: Strided | None = None,
+    table: Strided | None = None,
+    descales: Mapping[str, Strided] | None = None,
 ) -> list[Problem]:
     """All that FlashAttention-3 refuses, copies, or reads the slower way.
 
@@ -199,7 +199,7 @@ def problems(
 def _problem(
     kind: str,
     what: str,
-    about: TensorInfo,
+    about: Strided,
     change: str = "",
     *,
     said: str = "",
@@ -209,7 +209,7 @@ def _problem(
     return Problem(kind, what, about.where, about.line, said, change, level, facts or {})
 
 
-def _dtypes(cache: Cache, q: TensorInfo | None) -> Iterator[Problem]:
+def _dtypes(cache: Cache, q: Strided | None) -> Iterator[Problem]:
     k, v = cache.k, cache.v
     if k.dtype not in (*HALF, FP8):
         change = {
@@ -239,7 +239,7 @@ def _dtypes(cache: Cache, q: TensorInfo | None) -> Iterator[Problem]:
             )
 
 
-def _shapes(cache: Cache, call: Call, q: TensorInfo | None) -> Iterator[Problem]:
+def _shapes(cache: Cache, call: Call, q: Strided | None) -> Iterator[Problem]:
     k, v = cache.k, cache.v
     if k.shape[:-1] != v.shape[:-1]:
         yield _problem(
@@ -296,7 +296,7 @@ def _head_dims(cache: Cache) -> Iterator[Problem]:
         yield _problem("head_dim", f"head dim {dim_v} of V needs fp16 or bf16", v)
 
 
-def copies(cache: Cache, call: Call, q: TensorInfo | None) -> list[tuple[str, TensorInfo]]:
+def copies(cache: Cache, call: Call, q: Strided | None) -> list[tuple[str, Strided]]:
     """The tensors of q, K and V that the Python wrapper copies before each call, without a word."""
     asserted = call.build == "upstream" and cache.kind == "paged"
     found = [] if q is None or q.strides[-1] == 1 else [("q", q)]
@@ -309,7 +309,7 @@ def copies(cache: Cache, call: Call, q: TensorInfo | None) -> list[tuple[str, Te
     return found
 
 
-def _strides(cache: Cache, call: Call, q: TensorInfo | None) -> Iterator[Problem]:
+def _strides(cache: Cache, call: Call, q: Strided | None) -> Iterator[Problem]:
     copied = copies(cache, call, q)
     for name, one in copied:
         step_b = one.size_b * call.layers
@@ -354,7 +354,7 @@ def _copier(name: str, call: Call) -> str:
     return "flash_attn_func or _varlen_func (not _with_kvcache, which refuses it)"
 
 
-def _alignment(name: str, one: TensorInfo) -> Iterator[Problem]:
+def _alignment(name: str, one: Strided) -> Iterator[Problem]:
     for dim, (stride, length) in enumerate(zip(one.strides[:-1], one.shape[:-1], strict=True)):
         if length > 1 and stride * one.itemsize % ALIGN_B:
             yield _problem(
@@ -374,7 +374,7 @@ def _alignment(name: str, one: TensorInfo) -> Iterator[Problem]:
         )
 
 
-def _table(cache: Cache, table: TensorInfo, q: TensorInfo | None) -> Iterator[Problem]:
+def _table(cache: Cache, table: Strided, q: Strided | None) -> Iterator[Problem]:
     if cache.kind != "paged":
         yield _problem(
             "page_table",
@@ -408,7 +408,7 @@ def _table(cache: Cache, table: TensorInfo, q: TensorInfo | None) -> Iterator[Pr
 
 
 def _descales(
-    cache: Cache, q: TensorInfo | None, table: TensorInfo | None, descales: Mapping[str, TensorInfo]
+    cache: Cache, q: Strided | None, table: Strided | None, descales: Mapping[str, Strided]
 ) -> Iterator[Problem]:
     batch = _batch(cache, q, table)
     for name, one in descales.items():
@@ -432,7 +432,7 @@ def _descales(
             )
 
 
-def _batch(cache: Cache, q: TensorInfo | None, table: TensorInfo | None) -> int:
+def _batch(cache: Cache, q: Strided | None, table: Strided | None) -> int:
     """Sequences of the call; 0 when unknown."""
     if table is not None and table.rank == 2:
         return table.shape[0]

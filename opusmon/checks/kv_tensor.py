@@ -29,8 +29,8 @@ class LayoutError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor without its data.
+class Strided:
+    """A strided tensor without its data.
 
     Attributes:
         name: as it is called where it comes from.
@@ -69,7 +69,7 @@ class TensorInfo:
         """Number of dimensions."""
         return len(self.shape)
 
-    def select(self, dim: int, index: int) -> TensorInfo:
+    def select(self, dim: int, index: int) -> Strided:
         """The view `tensor[..., index, ...]`."""
         return replace(
             self,
@@ -79,7 +79,7 @@ class TensorInfo:
             address=self.address + index * self.strides[dim] * self.itemsize,
         )
 
-    def permute(self, order: Sequence[int]) -> TensorInfo:
+    def permute(self, order: Sequence[int]) -> Strided:
         """The view with the dimensions in another order."""
         return replace(
             self,
@@ -87,7 +87,7 @@ class TensorInfo:
             strides=tuple(self.strides[dim] for dim in order),
         )
 
-    def split(self, dim: int, length: int) -> TensorInfo:
+    def split(self, dim: int, length: int) -> Strided:
         """The view in which a dimension becomes two, the second of this length, which divides it."""
         return replace(
             self,
@@ -158,8 +158,8 @@ class Cache:
     """
 
     kind: str
-    k: TensorInfo
-    v: TensorInfo
+    k: Strided
+    v: Strided
     given: str = "nhd"
     joined: int | None = None
 
@@ -188,7 +188,7 @@ class Cache:
 
 
 def read(
-    tensors: Sequence[TensorInfo], layout: str = "auto", *, page_size: int = 0, table: bool = False
+    tensors: Sequence[Strided], layout: str = "auto", *, page_size: int = 0, table: bool = False
 ) -> Cache:
     """The cache that one tensor with K and V, or a pair of tensors, is.
 
@@ -220,18 +220,18 @@ def read(
     return cache
 
 
-def shape_of(tensor: TensorInfo) -> str:
+def shape_of(tensor: Strided) -> str:
     """As `(2, 16, 64)`."""
     return str(tensor.shape)
 
 
-def _paged(slots: TensorInfo, page_size: int) -> TensorInfo:
+def _paged(slots: Strided, page_size: int) -> Strided:
     if slots.shape[0] % page_size:
         raise LayoutError(f"{slots.name} has {slots.shape[0]} slots, no multiple of --page-size {page_size}")
     return slots.split(0, page_size)
 
 
-def _pair(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, TensorInfo, int | None]:
+def _pair(tensors: Sequence[Strided]) -> tuple[Strided, Strided, int | None]:
     """K and V, and the dimension of the tensor given that holds both."""
     if len(tensors) != 1:
         k, v = tensors
@@ -246,7 +246,7 @@ def _pair(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, TensorInfo, int | 
     return whole.select(dims[0], 0), whole.select(dims[0], 1), dims[0]
 
 
-def _guess(k: TensorInfo, joined: int | None, page_size: int, *, table: bool) -> str:
+def _guess(k: Strided, joined: int | None, page_size: int, *, table: bool) -> str:
     if k.rank == 3:
         return "sglang" if page_size or table else "varlen"
     if k.rank != 4:

@@ -79,7 +79,7 @@ def test_cycles_of_a_tiles_load_are_its_wavefronts(gpu, rows, cols, element, swi
 def test_a_kernel_that_does_not_compile_or_run_says_why(gpu):
     from opusmon.checks.nvrtc import CannotMeasure, Kernel
 
-    with pytest.raises(CannotMeasure, match="does not compile: .*error"):
+    with pytest.raises(CannotMeasure, match=r"does not compile: .*error"):
         Kernel("nonsense", "loads")
     with pytest.raises(CannotMeasure, match="cuModuleGetFunction: 500"):
         Kernel('extern "C" __global__ void loads() {}', "other")

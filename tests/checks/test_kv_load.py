@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opusmon.checks.kv_load import DTYPES, choose, from_file, header
-from opusmon.checks.kv_tensor import TensorInfo
+from opusmon.checks.kv_tensor import Strided
 from opusmon.checks.target import TargetError
 
 TARGETS = Path(__file__).parent / "targets"
@@ -38,8 +38,8 @@ def test_a_safetensors_file(tmp_path):
         576,
     )
     assert from_file(path) == {
-        "layers.0.k": TensorInfo("layers.0.k", (2, 3, 4, 8), (96, 32, 8, 1), "bfloat16", 2),
-        "layers.0.v": TensorInfo("layers.0.v", (2, 3, 4, 8), (96, 32, 8, 1), "float8_e4m3fn", 1),
+        "layers.0.k": Strided("layers.0.k", (2, 3, 4, 8), (96, 32, 8, 1), "bfloat16", 2),
+        "layers.0.v": Strided("layers.0.v", (2, 3, 4, 8), (96, 32, 8, 1), "float8_e4m3fn", 1),
     }
 
 
@@ -160,7 +160,7 @@ def test_a_torch_file_keeps_strides_and_offsets(torch, tmp_path):
     torch.save({"cache": [{"k": k}, 3, "text"], "v": torch.zeros(3)}, tmp_path / "kv.pt")
     found = from_file(tmp_path / "kv.pt")
     # One token of 16 bf16 was cut off: 32 bytes.
-    assert found["cache.0.k"] == TensorInfo(
+    assert found["cache.0.k"] == Strided(
         "cache.0.k", (2, 63, 4, 16), (4096, 16, 1024, 1), "bfloat16", 2, 32, "cpu"
     )
     assert set(found) == {"cache.0.k", "v"}
@@ -224,7 +224,7 @@ def test_the_line_that_gave_the_strides_is_known(torch):
 
 
 def named(*names):
-    return {name: TensorInfo(name, (1,), (1,), "bfloat16", 2) for name in names}
+    return {name: Strided(name, (1,), (1,), "bfloat16", 2) for name in names}
 
 
 def test_usual_names_are_found():

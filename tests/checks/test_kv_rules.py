@@ -7,7 +7,7 @@ from opusmon.checks.kv_tensor import (
     AXES,
     Cache,
     LayoutError,
-    TensorInfo,
+    Strided,
     contiguous_strides,
     fits,
     read,
@@ -26,7 +26,7 @@ SIZES = {
 
 
 def info(*shape, dtype="bfloat16", strides=None, name="k", address=0):
-    return TensorInfo(name, shape, strides or contiguous_strides(shape), dtype, SIZES[dtype], address)
+    return Strided(name, shape, strides or contiguous_strides(shape), dtype, SIZES[dtype], address)
 
 
 def dense(b=2, s=512, h=4, d=128, dtype="bfloat16"):
