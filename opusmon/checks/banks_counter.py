@@ -131,11 +131,10 @@ def counting(recorder: Sequence[str]) -> Iterator[Counter]:
         CannotMeasure: it does not start, or the counters are not to be had.
     """
     try:
-        import numpy  # noqa: F401, ICN001  (only asked whether it is there)
-    except ModuleNotFoundError as error:
-        raise CannotMeasure(
-            "numpy, with which the collector's rows are read, is not installed here"
-        ) from error
+        import opusmon.wire  # noqa: F401  (only asked whether it can be imported)
+    except ImportError as error:
+        # numpy, as a rule: opusmon needs it, the interpreter of --python may not have it.
+        raise CannotMeasure(f"the collector's rows cannot be read by this interpreter: {error}") from error
     words = [word for option in _OPTIONS for word in ("--option", option)]
     try:
         child = subprocess.Popen(

@@ -57,7 +57,7 @@ def test_a_stride_of_words_takes_a_cycle_for_each_word_of_a_bank(gpu, words_apar
     timing = timed(gpu, load, f"words {words_apart} apart")
     # 32 lanes over 32 / gcd(words_apart, 32) banks.
     assert load.wavefronts == {1: 1, 2: 2, 3: 1, 4: 4, 8: 8, 16: 16, 32: 32}[words_apart]
-    assert timing.cycles == pytest.approx(load.wavefronts, rel=0.1, abs=0.35)
+    assert timing.cycles == pytest.approx(load.wavefronts, rel=0.1, abs=0.45)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_stride_of_words_takes_a_cycle_for_each_word_of_a_bank(gpu, words_apar
 def test_cycles_of_a_tiles_load_are_its_wavefronts(gpu, rows, cols, element, swizzle, kind):
     load = access(Tile(rows, cols, element, swizzle), kind)
     timing = timed(gpu, load, f"{rows}x{cols} {element} {swizzle} {kind}")
-    assert timing.cycles == pytest.approx(load.wavefronts, rel=0.1, abs=0.35)
+    assert timing.cycles == pytest.approx(load.wavefronts, rel=0.1, abs=0.45)
 
 
 def test_a_kernel_that_does_not_compile_or_run_says_why(gpu):

@@ -92,6 +92,10 @@ def test_bytes_can_be_said_to_be_fp8():
     assert facts(result)["output_dtype"] == "bfloat16"
     assert facts(result)["v_transposed"] is True
     assert facts(result)["page_size"] == 16
+    # What is no uint8 is what it is.
+    assert "bfloat16" in next(
+        one.text for one in checked("clean", dtype="float8_e4m3fn").facts if one.name == "k_b"
+    )
 
 
 def test_a_cache_with_k_and_v_in_one_tensor():
