@@ -38,7 +38,9 @@ def arguments(check: argparse.ArgumentParser) -> None:
     _with_target(
         _check(names, "compile", "what torch.compile makes of this: graph breaks, recompiles, operators")
     )
-    _check(names, "kv-layout", "does this KV cache fit the attention kernels, or is it copied each step?")
+    _kv_layout(
+        _check(names, "kv-layout", "does this KV cache fit the attention kernels, or is it copied each step?")
+    )
     _with_target(_check(names, "triton", "what Triton compiles and tunes for this, and why again"))
     _init(_check(names, "init", "what first use costs on this host, and in which order it is safe"))
 
@@ -120,6 +122,68 @@ def _with_target(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=V,V",
         help="call TARGET with these values, one bucket of shapes each (repeatable)",
     )
+
+
+def _kv_layout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target",
+        metavar="SOURCE",
+        nargs="?",
+        help="a dump (.pt, .safetensors), or a TARGET that returns (k, v[, q[, page_table]]) or a dict of tensors",
+    )
+    tensors = parser.add_argument_group("tensors, by name (default: the usual names)")
+    for name, help_text in (
+        ("k", "keys"),
+        ("v", "values"),
+        ("kv", "one tensor that holds both"),
+        ("q", "queries"),
+        ("page-table", "page table"),
+        ("q-descale", "scale of FP8 queries"),
+        ("k-descale", "of keys"),
+        ("v-descale", "of values"),
+    ):
+        tensors.add_argument(f"--{name}", metavar="NAME", help=help_text)
+    parser.set_defaults(recorder=[sys.executable, "-m", "opusmon"])
+    _kv_call(parser.add_argument_group("how they are used"))
+    _kv_tile(parser.add_argument_group("bank conflicts of a tile in shared memory"))
+
+
+def _kv_call(group: argparse._ArgumentGroup) -> None:
+    layouts = ("auto", "dense", "varlen", "paged", "nhd", "hnd", "vllm", "sglang")
+    group.add_argument("--layout", choices=layouts, default="auto", help="order of dimensions (default auto)")
+    group.add_argument("--page-size", type=_count, metavar="N", help="tokens of a page; makes it paged")
+    group.add_argument("--dtype", metavar="NAME", help="what uint8 is viewed as, for example float8_e4m3fn")
+    group.add_argument("--build", choices=("upstream", "vllm"), help="whose FlashAttention-3")
+    group.add_argument(
+        "--mask", choices=("full", "causal", "local"), help="attention mask (default: all three)"
+    )
+    group.add_argument("--q-heads", type=_count, metavar="N", help="heads of q, without --q")
+    group.add_argument(
+        "--seqlen-q", type=_count, metavar="N", help="query tokens of a sequence; 1 when decoding"
+    )
+    group.add_argument("--softcap", action="store_true", help="scores are capped")
+    group.add_argument(
+        "--appends", action="store_true", help="the kernel writes new keys, or pads on the left"
+    )
+    group.add_argument("--layers", type=_count, default=1, metavar="N", help="calls of a step (default 1)")
+
+
+def _kv_tile(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--tile", metavar="ROWSxCOLS", help="for example 128x64; needs no SOURCE")
+    group.add_argument(
+        "--elem", action="append", choices=("bf16", "fp8", "fp32"), help="element (default bf16 and fp8)"
+    )
+    group.add_argument("--swizzle", choices=("none", "32B", "64B", "128B"), help="default: all")
+    group.add_argument("--access", choices=("row", "column", "ldmatrix"), help="default: all")
+    group.add_argument("--pad", type=_count, metavar="BYTES", help="after each row, without a swizzle")
+    group.add_argument("--width", type=_count, metavar="BYTES", help="that a lane loads: 1, 2, 4, 8 or 16")
+
+
+def _count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 _NOT_OPTIONS = frozenset(
