@@ -25,6 +25,12 @@ LIMITS: Mapping[str, Limit] = {
         100_000, "1/s", "400 MB/s: this project's own choice; pressure tells the time lost"
     ),
     "host_in_a_row": Limit(3, "samples", "run queue and pressure go up and down from one second to the next"),
+    "host_cpu_pressed_pct": Limit(
+        50,
+        "%",
+        "of all CPUs; below it a task that waits is bound to some of them: four busy loops on two of 32 CPUs make 95 % "
+        "pressure with 6 % busy (measured)",
+    ),
     "host_cpu_busy_pct": Limit(
         85, "%", "of all CPUs; above it a task that wakes up is likely to wait for one"
     ),

@@ -44,8 +44,9 @@ def _loads(scene: Scene, rows: Rows) -> Load:
 def launch_latency(scene: Scene) -> Iterator[Finding]:
     """Launch calls take long: their mean is over the limit in three timed samples in a row.
 
-    Thresholds: `launch_call_us`, `launch_call_crit_us`, `launch_in_a_row`, `launch_full_gpu_pct`. Where the GPU is busy
-    a call may wait for room in its full queue: a note. Samples in which no call was timed say nothing.
+    Thresholds: `launch_call_us`, `launch_call_crit_us`, `launch_in_a_row`, `launch_full_gpu_pct`, `launch_share_pct`. Where
+    the GPU is busy a call may wait for room in its full queue, and where calls are few they hold nothing up: a note.
+    Samples in which no call was timed say nothing.
     """
     rows, limits = scene.rows("stream"), scene.limits
     limit_ns, count = limits["launch_call_us"] * _US, int(limits["launch_in_a_row"])
@@ -56,17 +57,29 @@ def launch_latency(scene: Scene) -> Iterator[Finding]:
         return
     call_ns = floats(rows, "launch_call_ns")
     busy = _loads(scene, rows).least >= limits["launch_full_gpu_pct"]
-    severity = np.where(busy, NOTE, np.where(call_ns >= limits["launch_call_crit_us"] * _US, CRIT, WARN))
+    few = _launch_share_pct(rows) < limits["launch_share_pct"]
+    severity = np.where(
+        busy | few, NOTE, np.where(call_ns >= limits["launch_call_crit_us"] * _US, CRIT, WARN)
+    )
     weight = severity * SEVERER + call_ns
     on = call_ns > limit_ns
     for one in stream_spells(scene, rows, on, weight, count=count, longest_gap_ns=BURST_GAP_NS):
         yield _launch_finding(scene, one, int(severity[one.place]))
 
 
+def _launch_share_pct(rows: Rows) -> Floats:
+    """Part of the time that launch calls took, shape (n,); NaN where they were not counted."""
+    return np.asarray(
+        100 * floats(rows, "launches") * floats(rows, "launch_call_ns") / np.maximum(floats(rows, "dt_ns"), 1)
+    )
+
+
 def _launch_finding(scene: Scene, one: Spell, severity: int) -> Finding:
     call_ns, limit_us = number(one.row, "launch_call_ns"), scene.limits["launch_call_us"]
     subject, words = _subject(scene, one.row), format_duration(int(call_ns))
     host = "likely a CPU that is slow or shared, tracing, or a lock in the driver that another thread holds"
+    share_pct = float(_launch_share_pct(np.asarray([one.row]))[0])
+    few = "likely calls that come one at a time, each to a cold CPU: they take too little time to hold anything up"
     full = "the GPU is busy: likely its queue is full and launch calls wait for room, which costs nothing"
     return one.finding(
         "launch_latency",
@@ -76,10 +89,11 @@ def _launch_finding(scene: Scene, one: Spell, severity: int) -> Finding:
         evidence=(
             Evidence("launch_call_ns", call_ns, "ns", limit_us * _US),
             Evidence("launch_call_max_ns", number(one.row, "launch_call_max_ns"), "ns"),
+            Evidence("share_pct", share_pct, "%", scene.limits["launch_share_pct"]),
             Evidence("timed_launches", number(one.row, "timed_launches")),
             Evidence("thread", text_of(scene, one.row, "thread")),
         ),
-        cause=full if severity == NOTE else host,
+        cause=host if severity > NOTE else few if share_pct < scene.limits["launch_share_pct"] else full,
         next="look for run queue and lock stalls of this thread (stalls pane), then at its CPU's clock and neighbours",
         pane="streams",
     )

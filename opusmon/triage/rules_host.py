@@ -129,18 +129,20 @@ def _of(rows: Rows, name: str, words: str, unit: str = "%") -> Figure:
 
 @rule("host")
 def cpu_saturated(scene: Scene) -> Iterator[Finding]:
-    """Tasks wait for a CPU: a long run queue, or pressure.
+    """Tasks wait for a CPU: a long run queue, or pressure while at least `host_cpu_pressed_pct` of the CPUs are busy.
 
-    Thresholds: `run_queue_per_cpu_*`, `psi_cpu_some_pct_*`.
+    Thresholds: `run_queue_per_cpu_*`, `psi_cpu_some_pct_*`, `host_cpu_pressed_pct`.
     """
     rows = scene.rows("host")
     cpus = floats(rows, "cpus")
+    idle = floats(rows, "cpu_busy_pct") < scene.limits["host_cpu_pressed_pct"]
+    pressure = np.where(idle, np.nan, floats(rows, "psi_cpu_some_pct"))
     queue = floats(rows, "runnable") / np.where(cpus > 0, cpus, np.nan)
     yield from _host_findings(
         scene,
         "cpu_saturated",
         (
-            _of(rows, "psi_cpu_some_pct", "some task waits for a CPU {:.0f} % of the time"),
+            Figure("psi_cpu_some_pct", "some task waits for a CPU {:.0f} % of the time", pressure),
             Figure("run_queue_per_cpu", "{:.1f} tasks per CPU are running or wait", queue, ""),
         ),
         title="CPUs overloaded",

@@ -123,10 +123,16 @@ def _while_serving(scene: Scene, rows: Rows) -> tuple[Rows, Levels]:
 def jit_while_serving(scene: Scene) -> Iterator[Finding]:
     """Kernels were compiled while a process served: requests wait for the compiler.
 
-    Thresholds: `severity.STALL_LIMITS`, `warm_age_s`, `warm_quiet_s`. Compiling while a process starts is no finding.
+    Thresholds: `severity.STALL_LIMITS`, `stall_often`, `warm_age_s`, `warm_quiet_s`. Compiling while a process starts is
+    no finding. Many short ones are as bad as a long one: what is timed is the compiler alone, not the frontend before it.
     """
     rows, levels = _while_serving(scene, of_kinds(scene, "jit"))
-    for one in bouts(scene, rows, levels, ("pid",), each_counts):
+
+    def grade(sums: Sums) -> Levels:
+        often = np.where(sums.calls >= scene.limits["stall_often"], WARN, NONE)
+        return np.maximum(each_counts(sums), often).astype(np.int8)
+
+    for one in bouts(scene, rows, levels, ("pid",), grade):
         subject, program = process_name(scene, one.worst), text_of(scene, one.worst, "call") or "a compiler"
         yield stall_finding(
             "jit_while_serving",

@@ -26,7 +26,7 @@ NAN = float("nan")
 
 def timed(session, second, call_us, **fields):
     fields = {
-        "launches": 1000,
+        "launches": 4000,
         "timed_launches": 1000,
         "launch_call_ns": call_us * US,
         "launch_call_max_ns": 90 * US,
@@ -44,6 +44,7 @@ def test_slow_launch_calls_three_times_in_a_row():
     assert told(finding) == {
         "launch_call_ns": 21_400,
         "launch_call_max_ns": 90_000,
+        "share_pct": pytest.approx(8.56),  # 4000 calls of 21.4 us
         "timed_launches": 1000,
         "thread": "worker-0",
     }
@@ -89,6 +90,19 @@ def test_a_full_queue_explains_launch_calls_that_wait(call_us, busy_pct, severit
     (finding,) = session.find("launch_latency")
     assert finding.severity == severity
     assert finding.open
+
+
+@pytest.mark.parametrize(
+    ("launches", "severity"), [(147, NOTE), (999, NOTE), (1000, WARN), (4000, WARN), (NAN, WARN)]
+)
+def test_few_calls_hold_nothing_up(launches, severity):
+    """1000 calls of 20 us take 2 % of a second; where they were not counted that is not known."""
+    session = CudaSession()
+    for second in range(1, 11):
+        timed(session, second, 20, launches=launches)
+    (finding,) = session.find("launch_latency")
+    assert finding.severity == severity
+    assert ("one at a time" in finding.cause) == (severity == NOTE)
 
 
 def test_each_stream_for_itself():

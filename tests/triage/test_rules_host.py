@@ -9,7 +9,7 @@ from opusmon.triage.severity import CRIT, HOST_LIMITS, WARN
 
 CALM = {
     "cpus": 16,
-    "cpu_busy_pct": 40.0,
+    "cpu_busy_pct": 60.0,
     "runnable": 5,
     "psi_cpu_some_pct": 2.0,
     "psi_memory_some_pct": 0.0,
@@ -33,8 +33,18 @@ def host(n, changes, between=(70, 90)):
 
 
 CASES = [
-    ("cpu_saturated", {"psi_cpu_some_pct": 15.0}, WARN, "some task waits for a CPU 15 % of the time"),
-    ("cpu_saturated", {"psi_cpu_some_pct": 40.0, "runnable": 30}, CRIT, "some task waits for a CPU 40 %"),
+    (
+        "cpu_saturated",
+        {"psi_cpu_some_pct": 15.0, "cpu_busy_pct": 50.0},
+        WARN,
+        "some task waits for a CPU 15 % of the time",
+    ),
+    (
+        "cpu_saturated",
+        {"psi_cpu_some_pct": 40.0, "runnable": 30, "cpu_busy_pct": NAN},
+        CRIT,
+        "some task waits for a CPU 40 %",
+    ),
     ("cpu_saturated", {"runnable": 24}, WARN, "1.5 tasks per CPU"),
     ("cpu_saturated", {"runnable": 48, "psi_cpu_some_pct": NAN}, CRIT, "3.0 tasks per CPU"),
     ("memory_pressure", {"psi_memory_some_pct": 7.0}, WARN, "some task waits for memory 7 %"),
@@ -50,6 +60,12 @@ CASES = [
     ("storage_waits", {"cpu_iowait_pct": 60.0}, CRIT, "CPUs idle for it 60 % of the time"),
     ("cpu_stolen", {"cpu_steal_pct": 3.5}, WARN, "3.5 % of the CPU time"),
 ]
+
+
+def test_pressure_on_an_idle_host_is_that_of_a_few_cpus(monkeypatch):
+    """Measured: four busy loops on two of 32 CPUs, 95 % pressure, 6 % busy."""
+    assert find(monkeypatch, host(200, {"psi_cpu_some_pct": 95.2, "cpu_busy_pct": 6.4})) == []
+    assert len(find(monkeypatch, host(200, {"psi_cpu_some_pct": 95.2, "cpu_busy_pct": 50.0}))) == 1
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ for cause in "$@"; do
     sync_stall) session "$cause" 16 28; plant sync_stall 26 >> "$out/$cause.jsonl" ;;
     capture_broken_by_a_thread) session "$cause" 25 20; plant capture_abort 18 >> "$out/$cause.jsonl" ;;
     compiling_while_serving) session "$cause" 25 25; plant jit 23 >> "$out/$cause.jsonl" ;;
-    memory_grows) plant fill 5 108; sleep 2; session "$cause" 5 130; plant memory_growth 140 >> "$out/$cause.jsonl" ;;
-    long_inputs) session "$cause" 55 45 --long-after 55 ;;
-    slow_network) session "$cause" 25 70; touch "$work/slow" ;;
+    memory_grows) plant fill 5 108; sleep 2; session "$cause" 4 124; plant memory_growth 140 >> "$out/$cause.jsonl" ;;
+    long_inputs) session "$cause" 48 40 --long-after 48 ;;
+    slow_network) session "$cause" 12 62; touch "$work/slow" ;;
     *) echo "unknown cause $cause" >&2; exit 2 ;;
   esac
   finish
