@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from opusmon.collectors.facility import CAP_SYS_ADMIN, Facility, Host
-from opusmon.collectors.nvrm import PROC_VERSION, module_version
+from opusmon.nvrm import PROC_VERSION, module_version
 
 GPU = ("gpu",)
 DEEP = ("l2",)

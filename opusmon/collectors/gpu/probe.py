@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opusmon.collectors.base import Unavailable
-from opusmon.collectors.nvrm import PROC_VERSION, module_version
+from opusmon.nvrm import PROC_VERSION, module_version
 
 LIBRARY = "libnvidia-ml.so.1"
 LOADER_CACHE = Path("/etc/ld.so.cache")
