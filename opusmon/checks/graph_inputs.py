@@ -118,19 +118,27 @@ def moved(found: Sequence[Case]) -> list[str]:
     return [name for name, places in addresses.items() if len(places) > 1]
 
 
-def keep(case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and buffers with copies of them."""
+Values = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors with the values they get."""
+
+
+def keep(case: Case) -> Values:
+    """Inputs and buffers with copies of them; not those that repeat one value in memory, which no copy can fill."""
     buffers = list(case.fn.buffers()) if isinstance(case.fn, torch.nn.Module) else []
-    return [
-        (tensor, tensor.detach().clone()) for tensor in [*(item for _, item in input_tensors(case)), *buffers]
-    ]
+    found = [*(tensor for _, tensor in input_tensors(case)), *buffers]
+    return [(tensor, tensor.detach().clone()) for tensor in found if not _repeats(tensor)]
 
 
-def restore(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Give inputs and buffers their values back, in place."""
-    with torch.no_grad():
-        for tensor, value in kept:
-            tensor.detach().copy_(value)
+def _repeats(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def restore(values: Values) -> None:
+    """Give tensors their values, in place."""
+    # It lets tensors be changed that were made in it, and those that take gradients.
+    with torch.inference_mode():
+        for tensor, value in values:
+            tensor.copy_(value)
 
 
 def other_values(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -157,7 +157,8 @@ class Recorder:
         """Whether it is a tensor of the GPU, or would be."""
         if not isinstance(value, torch.Tensor):
             return False
-        return bool(value.is_cuda) if self._on_gpu else id(value) not in self._of_host
+        theirs: bool = value.is_cuda if self._on_gpu else id(value) not in self._of_host
+        return theirs
 
     def _is_copied(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a tensor of Python values goes to the GPU; without one, to where the user says it goes."""
@@ -166,7 +167,7 @@ class Recorder:
         device = kwargs.get("device")
         if not self._on_gpu:
             return device is not None
-        return torch.device(device or torch.get_default_device()).type == "cuda"
+        return str(torch.device(device or torch.get_default_device()).type) == "cuda"
 
     def _count(self, used: list[torch.Tensor], made: Any) -> None:
         known = {tensor.untyped_storage()._cdata for tensor in used}  # noqa: SLF001

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -120,21 +121,22 @@ def _allocations(counts: Sequence[tuple[str, int, int]], result: Result) -> None
     result.facts.append(Fact("new_tensors", tensors_made, f"{text}whose own pool they come from"))
 
 
-def repeatable(case: Case, kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Difference:
-    """How far a second call with the same inputs, state and seed is off the first."""
+def _repeated(case: Case) -> Difference:
+    """How far a second call with the same inputs, buffers and seed is off the first."""
+    kept = keep(case)
     results = []
     for _ in range(2):
         restore(kept)
         torch.manual_seed(0)
-        out = tensors(case.call())
-        results.append([(name, tensor.detach().clone()) for name, tensor in [*out, *input_tensors(case)]])
+        found = [*tensors(case.call()), *input_tensors(case)]
+        results.append([(name, tensor.detach().clone()) for name, tensor in found])
     restore(kept)
     return difference(results[1], results[0])
 
 
 def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
     """State of Python that a call changes; a problem where the result changes with it."""
-    apart = repeatable(case, keep(case))
+    apart = _repeated(case)
     result.facts.append(
         Fact(
             "repeatable",
@@ -169,10 +171,7 @@ def _dynamo(case: Case, problems: list[Problem], result: Result, say: Say) -> No
         if at is None:
             problems.append(problem("graph_break", "", place, code=why, level="note"))
         elif not problems[at].code:
-            one = problems[at]
-            problems[at] = Problem(
-                one.kind, one.what, one.where, one.line, why, one.change, one.level, one.facts
-            )
+            problems[at] = replace(problems[at], code=why)
 
 
 def _graphs(graphs: int, breaks: int) -> str:

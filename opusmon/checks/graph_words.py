@@ -107,6 +107,10 @@ WORDS: dict[str, Words] = {
         "{op} would make two captures one",
         "capture one after the other",
     ),
+    "empty_graph": Words(
+        "the capture holds nothing: {op}",
+        "do the work on the current stream, torch.cuda.current_stream()",
+    ),
     "stale_result": Words(
         "a replay gives another result than the function itself ({op})",
         "what changes from call to call has to be on the GPU and in the tensors that were captured",
@@ -146,14 +150,11 @@ _TEXTS = {
 }
 """What `cudaGetErrorString` says of the results 900 to 908."""
 
-_OF_CODE = {
-    902: "merged_captures",
-    904: "unjoined_stream",
-    905: "uncaptured_stream",
-    906: "legacy_stream",
-    907: "captured_event",
-}
-"""Results that mean one thing only."""
+_OF_CODE = {902: "merged_captures", 904: "unjoined_stream", 905: "uncaptured_stream"}
+"""Results that mean one thing only, whatever the line does."""
+
+_ELSE_OF_CODE = {906: "legacy_stream", 907: "captured_event"}
+"""Results that an operation on that line explains better."""
 
 _OF_LINE = (
     (re.compile(r"(?i)malloc|memalloc|mem_alloc|_alloc\b|hostalloc|pin_memory"), "allocation"),
@@ -206,4 +207,6 @@ def kind_of(code: int | None, line: str, seen: str | None) -> str:
         return _OF_CODE[code]
     if seen:
         return seen
+    if code in _ELSE_OF_CODE:
+        return _ELSE_OF_CODE[code]
     return next((kind for words, kind in _OF_LINE if words.search(line)), "capture_failed")

@@ -1,28 +1,37 @@
 """`check graph` without a GPU: every planted violation by its kind and line, and nothing on clean code."""
 
-import math
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from needs import needs
 
 needs("torch")
 
 import torch  # noqa: E402
 
-from opusmon.checks import graph_static  # noqa: E402
-from opusmon.checks.graph_inputs import changes, difference, key, other_values  # noqa: E402
-from opusmon.checks.graph_words import BREAKING, WORDS, code_of, kind_of, said  # noqa: E402
-from opusmon.checks.target import Case  # noqa: E402
+from opusmon.checks import graph_static, graph_watch  # noqa: E402
+from opusmon.checks.graph import merged  # noqa: E402
+from opusmon.checks.graph_inputs import changes, difference, keep, key, other_values, restore  # noqa: E402
+from opusmon.checks.graph_words import WORDS, code_of, kind_of, problem, said  # noqa: E402
+from opusmon.checks.report import as_text  # noqa: E402
+from opusmon.checks.run import run  # noqa: E402
+from opusmon.checks.target import Case, load  # noqa: E402
+from opusmon.checks.where import Place  # noqa: E402
 
 TARGETS = Path(__file__).parent / "targets" / "graph_plain.py"
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_graph_gpu.py has it")
 
-def line_of(mark, path=TARGETS):
-    lines = path.read_text().splitlines()
-    found = [number for number, line in enumerate(lines, 1) if line.endswith(f"# HERE {mark}")]
-    assert len(found) == 1
-    return found[0]
+
+def line_of(mark):
+    lines = TARGETS.read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"# HERE {mark}")]
+    return number
 
 
 def checked(name, **buckets):
@@ -63,6 +72,7 @@ def test_a_planted_violation_is_named_with_its_line(name, kind):
     assert one.change
     assert not result.clean
     assert result.basis.startswith("static: one call on the CPU")
+    assert f"torch {torch.__version__}" in result.basis
 
 
 @pytest.mark.parametrize("name", ["mlp", "filled"])
@@ -73,3 +83,265 @@ def test_clean_code_has_no_problems_and_no_notes(name):
     assert fact(result, "repeatable") is True
     assert fact(result, "graph_breaks") == 0
     assert fact(result, "exports") is True
+
+
+def test_a_constant_of_the_host_and_a_counter_nobody_reads_are_notes():
+    frozen = checked("frozen")
+    assert frozen.clean
+    assert found(frozen, "note") == [("frozen_tensor", line_of("frozen"))]
+    counted = checked("harmless_state")
+    assert counted.clean
+    assert found(counted, "note") == [("python_state", line_of("harmless_state"))]
+    assert "self.calls" in counted.problems[0].what
+
+
+def test_a_counter_that_the_result_depends_on_is_a_problem():
+    result = checked("python_state")
+    assert fact(result, "repeatable") is False
+    assert "self.step" in result.problems[0].what
+
+
+def test_problems_come_in_the_order_of_the_call():
+    assert found(checked("two")) == [("item", line_of("two_item")), ("dynamic_shape", line_of("two_nonzero"))]
+
+
+def test_a_line_in_a_loop_is_one_problem_with_its_count():
+    (one,) = checked("loop").problems
+    assert one.facts == {"times": 3}
+
+
+def test_dynamo_says_its_reason_on_a_line_that_is_known():
+    (one,) = checked("branch").problems
+    assert one.code == "dynamo: data-dependent jump"
+    assert fact(checked("branch"), "exports") is False
+
+
+def test_a_graph_break_alone_is_a_note():
+    result = checked("graph_break")
+    assert result.clean
+    assert found(result, "note") == [("graph_break", line_of("graph_break"))]
+    assert fact(result, "graph_breaks") == 1
+
+
+def test_allocations_of_torch_are_counted_and_are_no_problem():
+    # 8 x 32 after the first layer, again after the ReLU, 8 x 4 after the second; 4 bytes each.
+    result = checked("mlp")
+    assert fact(result, "new_tensors") == 3
+    assert f"{4 * (8 * 32 * 2 + 8 * 4):,} bytes" in as_text(result)
+
+
+def test_inputs_that_change_between_buckets_are_named_and_the_graphs_counted():
+    result = checked("buckets", batch=[1, 4], scale=[1, 2])
+    (table,) = [table for table in result.tables if table.columns == ("input", "what", "values")]
+    assert table.rows == (
+        ("x", "shape", "(1, 16) | (1, 16) | (4, 16) | (4, 16)"),
+        ("scale", "value", "1 | 2 | 1 | 2"),
+    )
+    assert fact(result, "graphs") == 4
+    assert fact(result, "moving_inputs") == 1
+    assert "secret" not in as_text(result)
+
+
+def test_code_that_raises_is_named_with_its_line_through_the_child():
+    result = run("graph", {"target": f"{TARGETS}:raises", "buckets": {}}, limit_s=120)
+    assert result.error.startswith("RuntimeError: ")
+    assert f"graph_plain.py:{line_of('raises')}: return x @ x" in result.error
+
+
+def test_the_command_ends_with_3_and_a_document_for_programs():
+    command = [sys.executable, "-m", "opusmon", "check", "graph", f"{TARGETS}:item", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    (one,) = json.loads(done.stdout)["problems"]
+    assert (one["kind"], one["where"].rpartition(":")[2]) == ("item", str(line_of("item")))
+
+
+def call_of(fn, *args, **kwargs):
+    return Case("", fn, args, kwargs)
+
+
+def test_a_stride_that_follows_from_the_shape_is_no_change_of_its_own():
+    def fn(x, past):
+        return x
+
+    one = call_of(fn, torch.zeros(4, 2), [torch.zeros(3)])
+    wider = call_of(fn, torch.zeros(4, 3), [torch.zeros(3)])
+    turned = call_of(fn, torch.zeros(2, 4).T, [torch.zeros(3, dtype=torch.float16)])
+    assert changes([one, wider]) == [("x", "shape", "(4, 2) | (4, 3)")]
+    assert changes([one, turned]) == [
+        ("x", "stride", "(2, 1) | (1, 4)"),
+        ("past[0]", "dtype", "float32 | float16"),
+    ]
+    assert key(one) == key(call_of(fn, torch.ones(4, 2), [torch.ones(3)]))
+    assert len({key(one), key(wider), key(turned)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "same"),
+    [
+        # atol + rtol * 2, those of torch.testing.assert_close.
+        (torch.float32, 1.2e-5, True),
+        (torch.float32, 1.4e-5, False),
+        (torch.bfloat16, 2**-6, True),
+        (torch.bfloat16, 2**-4, False),
+        (torch.float64, 2.9e-7, True),
+        (torch.float64, 3.1e-7, False),
+        (torch.int64, 1, False),
+    ],
+)
+def test_results_differ_beyond_the_tolerance_of_their_dtype(dtype, off, same):
+    expected = torch.tensor([1, 2], dtype=dtype)
+    apart = difference([("out", expected + torch.tensor([off, 0], dtype=dtype))], [("out", expected)])
+    assert apart.same is same
+    assert apart.max_abs == pytest.approx(off, rel=0.02)
+    assert apart.max_rel == pytest.approx(off / 2, rel=0.02)
+
+
+def test_nan_equals_nan_and_nothing_else():
+    nan = torch.tensor([float("nan"), float("inf")])
+    assert difference([("out", nan)], [("out", nan.clone())]).same
+    assert not difference([("out", nan)], [("out", torch.tensor([1.0, float("inf")]))]).same
+    assert not difference([("out", torch.zeros(2))], [("out", torch.zeros(3))]).same
+    assert not difference([], [("out", torch.zeros(3))]).same
+
+
+def test_other_values_are_halved_in_reverse_and_whole_numbers_stay():
+    assert other_values(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist() == [[2.0, 1.5], [1.0, 0.5]]
+    assert other_values(torch.tensor([1, 2])) is None
+
+
+@given(st.sampled_from(["plain", "grad", "inference", "expanded"]))
+def test_inputs_get_their_values_back(how):
+    if how == "inference":
+        with torch.inference_mode():
+            tensor = torch.arange(4.0)
+    elif how == "expanded":
+        tensor = torch.ones(1).expand(4)
+    else:
+        tensor = torch.arange(4.0).requires_grad_(how == "grad")
+    before = tensor.tolist()
+    kept = keep(call_of(lambda x: x, tensor))
+    if how != "expanded":
+        with torch.inference_mode():
+            tensor.fill_(7.0)
+    restore(kept)
+    assert tensor.tolist() == before
+    assert len(kept) == (how != "expanded")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        (
+            "CUDA error: operation not permitted when stream is capturing\nSearch for `cuda",
+            900,
+            "900 not permitted while a stream is capturing",
+        ),
+        (
+            "CUDA error: operation failed due to a previous error during capture",
+            901,
+            "901 invalidated by an earlier error",
+        ),
+        ("CUDA error: capturing stream has unjoined work", 904, "904 a forked stream was not joined"),
+        (
+            "CUDA error: operation would make the legacy stream depend on a capturing blocking stream",
+            906,
+            "906 implicit dependency on the legacy stream",
+        ),
+        ("shapes differ\nmore", None, "shapes differ"),
+    ],
+)
+def test_what_cuda_says_is_told_by_its_text(text, code, words):
+    assert code_of(text) == code
+    assert said(text) == words
+
+
+def test_the_kind_of_a_failure_comes_from_the_code_then_what_was_seen_then_the_line():
+    assert kind_of(904, "x.item()", "item") == "unjoined_stream"
+    assert kind_of(900, "x.item()", "item") == "item"
+    assert kind_of(907, "event.synchronize()", "synchronize") == "synchronize"
+    assert kind_of(907, "event.wait()", None) == "captured_event"
+    assert kind_of(901, "driver.cuMemAlloc_v2(place, size)", None) == "allocation"
+    assert kind_of(901, "cudart.cudaMalloc(place, size)", None) == "allocation"
+    assert kind_of(901, "extension.step(x)", None) == "capture_failed"
+    assert all(problem(kind, "op", Place("", "")).what for kind in WORDS)
+
+
+def test_captures_come_first_and_what_only_the_recording_names_is_said_to_be_static():
+    def one(kind, where):
+        return problem(kind, "it", Place(where, ""))
+
+    measured = [one("item", "a.py:1")]
+    static = [
+        one("item", "a.py:1"),
+        one("host_copy", "a.py:1"),
+        one("dynamic_shape", "a.py:2"),
+        one("python_state", "a.py:3"),
+    ]
+    both = merged(measured, static, captured=False)
+    assert [(problem.kind, problem.where, problem.level) for problem in both] == [
+        ("item", "a.py:1", "problem"),
+        ("dynamic_shape", "a.py:2", "problem"),
+        ("python_state", "a.py:3", "problem"),
+    ]
+    assert [problem.what.startswith("static: ") for problem in both] == [False, True, True]
+    taken = merged([], static, captured=True)
+    assert [problem.level for problem in taken] == ["note", "note", "note", "problem"]
+
+
+class BrokenAfter:
+    """Stands in for the driver: the capture is invalid once `done` says so."""
+
+    def __init__(self, done):
+        self.done = done
+
+    def status(self, stream):
+        return graph_watch.INVALIDATED if self.done() else graph_watch.ACTIVE
+
+
+class Stream:
+    cuda_stream = 7
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "broken", "op"),
+    [
+        # A call past torch: the line, no operation.
+        ("python_state", "python_state", lambda fn: fn.step > 0, ""),
+        # An operation of torch that raised.
+        ("raises", "raises", lambda fn: True, "Tensor.__matmul__"),
+    ],
+)
+def test_the_line_after_which_a_capture_is_invalid_is_named(monkeypatch, name, mark, broken, op):
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    fn, inputs = load(f"{TARGETS}:{name}")()
+    watch = graph_watch.Watch(BrokenAfter(lambda: broken(fn)), 7)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "raises":
+            # Only the operation itself is looked at.
+            patch.setattr(watch, "_line", lambda spot, frame: None)
+        try:
+            with watch.watching():
+                fn(*inputs)
+        except RuntimeError:
+            assert name == "raises"
+    assert watch.broke.where.endswith(f"graph_plain.py:{line_of(mark)}")
+    assert watch.broke_op == op
+
+
+@pytest.mark.parametrize(("stream", "kind"), [(0, "legacy_stream"), (9, "uncaptured_stream"), (7, None)])
+def test_work_on_a_stream_outside_of_the_capture_is_named(monkeypatch, stream, kind):
+    class Other:
+        cuda_stream = stream
+
+    class Driver:
+        def status(self, asked):
+            return graph_watch.ACTIVE if asked == 7 else graph_watch.NONE
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Other)
+    fn, inputs = load(f"{TARGETS}:frozen")()
+    watch = graph_watch.Watch(Driver(), 7)
+    with watch.watching():
+        fn(*inputs)
+    kinds = {seen.kind for seen in watch.outside}
+    assert kinds == ({kind} if kind else set())
