@@ -15,6 +15,7 @@ from typing import Any
 from opusmon.checks.graph_words import BREAKING
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.run import run
+from opusmon.checks.where import of_error
 from opusmon.checks.worker import Say
 from opusmon.nvrm import PROC_VERSION, module_version
 
@@ -22,6 +23,8 @@ PART_LIMIT_S = 86_400.0
 """The parts end with the check, at its own limit."""
 
 _STATIC = "static: "
+_NO_GPU = ("not compiled with CUDA", "not linked with support for cuda", "no NVIDIA driver", "No CUDA GPUs")
+_REMEDY = "run it on a host with a GPU, or let the target make its tensors on the CPU where there is none"
 
 
 def check(options: Mapping[str, Any], say: Say) -> Result:
@@ -29,15 +32,13 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     import torch
 
     if not torch.cuda.is_available():
-        from opusmon.checks.graph_static import check as static_part
-
-        return static_part(options, say)
+        return _without_gpu(options, say)
     say("static part")
     result = run("graph-static", options, limit_s=PART_LIMIT_S, own_group=False)
     result.check = "graph"
     if result.error or not _on_gpu(result):
         return result
-    captures = _Captures(options, say)
+    captures = Captures(options, say)
     captures.all()
     result.basis = _basis(torch)
     result.problems = merged(captures.problems, result.problems, captured=captures.is_captured)
@@ -46,6 +47,19 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     result.not_measured += captures.not_measured
     result.error = captures.error
     return result
+
+
+def _without_gpu(options: Mapping[str, Any], say: Say) -> Result:
+    from opusmon.checks.graph_static import check as static_part
+
+    try:
+        return static_part(options, say)
+    except (AssertionError, RuntimeError) as error:
+        if not any(words in str(error) for words in _NO_GPU):
+            raise
+        where, line = of_error(error)
+        why = f"the target needs a GPU, and torch sees none: {where}: {line}"
+        return Result("graph", options["target"], error=why, remedy=_REMEDY)
 
 
 def merged(measured: list[Problem], static: list[Problem], *, captured: bool) -> list[Problem]:
@@ -66,7 +80,7 @@ def merged(measured: list[Problem], static: list[Problem], *, captured: bool) ->
     return list(kept.values())
 
 
-class _Captures:
+class Captures:
     """The processes that capture, and what they found.
 
     Attributes:
@@ -82,7 +96,7 @@ class _Captures:
         self.error = ""
         self._options = options
         self._say = say
-        self._times: list[Table] = []
+        self._tables: list[Table] = []
 
     def all(self) -> None:
         """Both modes for every call; what fails once more for its name, else once without a warm-up."""
@@ -107,9 +121,12 @@ class _Captures:
             self._cold()
 
     def tables(self) -> list[Table]:
-        """One of times, from all processes."""
-        rows = tuple(row for table in self._times for row in table.rows)
-        return [Table(self._times[0].title, self._times[0].columns, rows)] if rows else []
+        """Those of all processes, one of a title."""
+        found: dict[str, Table] = {}
+        for table in self._tables:
+            rows = found[table.title].rows if table.title in found else ()
+            found[table.title] = replace(table, rows=(*rows, *table.rows))
+        return list(found.values())
 
     def _mode(self, mode: str, *, measure: bool) -> dict[int, list[Problem]]:
         """Capture every call in a mode; the places of those that fail, with why."""
@@ -126,8 +143,8 @@ class _Captures:
             if split:
                 failed[at - 1] = part.problems[:split]
             self.problems += part.problems[split:]
-            self._times += part.tables
-            self.facts += [fact for fact in part.facts if fact.text]
+            self._tables += part.tables
+            self.facts += [fact for fact in part.facts if fact.text and fact not in self.facts]
             self.not_measured += part.not_measured
         text = f"captured in mode {mode}: {count - len(failed)} of {count}"
         self.facts.append(Fact(f"captured_{mode}", count - len(failed), text))
@@ -176,7 +193,7 @@ class _Captures:
 
     def _lost(self, what: str, part: Result) -> None:
         """A process that ended before it said anything."""
-        if not self._times and not self.facts:
+        if not self._tables and not self.facts:
             self.error = f"{what}: {part.error}"
         else:
             self.not_measured.append(Missing(what, part.error))

@@ -29,7 +29,7 @@ from opusmon.checks.graph_inputs import (
 )
 from opusmon.checks.graph_watch import Driver, Watch
 from opusmon.checks.graph_words import code_of, kind_of, problem, said
-from opusmon.checks.result import Fact, Missing, Problem, Result, Table
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.where import NOWHERE, of_error
 from opusmon.checks.worker import Say
@@ -42,6 +42,11 @@ TIMED = 50
 
 TIMED_S = 2.0
 
+Row = tuple[Value, ...]
+"""Of a table."""
+
+TIMES = "times, medians"
+
 COLUMNS = (
     "inputs",
     "capture_ms",
@@ -52,7 +57,17 @@ COLUMNS = (
     "eager_per_replay",
     "pool_mib",
 )
-"""Of the table of times. `_ms` is until the GPU is done, as the host sees it; `_gpu_ms` is between two CUDA events."""
+"""Of the table TIMES. `_ms` is until the GPU is done, as the host sees it; `_gpu_ms` is between two CUDA events."""
+
+COMPARED = "replay against eager"
+
+TOLERANCE = (
+    "replays and eager results are the same when off by at most 1e-5 (float64 1e-7) + rtol * largest value, rtol 1.3e-6 "
+    "for float32, 1.6e-2 for bfloat16, 1e-3 for float16, 1e-7 for float64; all else has to be equal"
+)
+
+COMPARED_COLUMNS = ("inputs", "values", "furthest_off", "max_abs_difference", "max_rel_difference", "same")
+"""Of the table COMPARED; the relative difference is a part of the largest value expected."""
 
 
 @dataclass(slots=True)
@@ -101,7 +116,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     say("loading the target")
     found = cases(load(options["target"]), options.get("buckets") or {})
     result = Result("graph-capture", options["target"])
-    rows = []
+    rows: list[Row] = []
+    compared: list[Row] = []
     at = options["first"]
     for case in found[at : at + 1] if options["one"] else found[at:]:
         at += 1
@@ -115,11 +131,15 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         if options["measure"]:
             say(f"replaying it {case.label}".rstrip())
             try:
-                rows.append(_measured(case, captured, found, result))
+                compared += _compared(case, captured, found, result)
+                rows.append(_timed_both(case, captured))
             except torch.OutOfMemoryError as error:
                 result.not_measured.append(Missing(f"replay {case.label}".rstrip(), said(str(error))))
+    if compared:
+        result.facts.append(Fact("tolerance", TOLERANCE, TOLERANCE))
+        result.tables.append(Table(COMPARED, COMPARED_COLUMNS, tuple(compared)))
     if rows:
-        result.tables.append(Table("times, medians", COLUMNS, tuple(rows)))
+        result.tables.append(Table(TIMES, COLUMNS, tuple(rows)))
     result.facts += [
         Fact("calls", len(found), ""),
         Fact("next", at, ""),
@@ -213,10 +233,9 @@ def _function(error: Exception | None) -> str:
     return name
 
 
-def _measured(case: Case, captured: Captured, found: Sequence[Case], result: Result) -> tuple[Any, ...]:
-    """Compare replays with the function itself, then time both; a row of COLUMNS."""
+def _timed_both(case: Case, captured: Captured) -> Row:
+    """The function itself and its replay."""
     kept = keep(case)
-    _compare(case, captured, found, kept, result)
     mutates = not _equal(kept, case.call)
     restore(kept)
     again: Callable[[], None] = (lambda: restore(kept)) if mutates else (lambda: None)
@@ -266,46 +285,33 @@ def _timed(call: Callable[[], Any], again: Callable[[], None]) -> tuple[float, f
     return median(walls), median(spans)
 
 
-def _compare(case: Case, captured: Captured, found: Sequence[Case], kept: Values, result: Result) -> None:
+def _compared(case: Case, captured: Captured, found: Sequence[Case], result: Result) -> list[Row]:
     """Replay and function with the inputs as given, then with others in the same tensors."""
+    kept = keep(case)
     label = f"{case.label}: " if case.label else ""
     own = difference(_run(case, case.call, kept), _run(case, case.call, kept))
     if not own.same:
+        why = "the function's own result changes from call to call with the same inputs and seed"
         result.not_measured.append(
-            Missing(
-                f"{label}replay against eager",
-                f"the function's own result changes from call to call with the same inputs and seed ({own.path} off by "
-                f"{own.max_abs:.3g})",
-            )
+            Missing(f"{label}replay against eager", f"{why} ({own.path} off by {own.max_abs:.3g})")
         )
-        return
-    tried = [("the inputs as given", kept), *_others(case, found, kept, result)]
-    for what, values in tried:
+        return []
+    rows: list[Row] = []
+    for what, values in [("as given", kept), *_others(case, found, kept, result)]:
         expected = _run(case, case.call, values)
         got = _run(case, captured.graph.replay, values, captured.out)
         apart = difference(got, expected)
-        result.facts.append(
-            Fact(
-                "max_abs_difference",
-                apart.max_abs,
-                f"{label}replay against eager, {what}: {_words(apart)}",
-            )
-        )
+        rows.append((case.label or "all", what, apart.path, apart.max_abs, apart.max_rel, apart.same))
         if not apart.same:
             result.problems.append(_stale(case, what, apart))
     restore(kept)
     if aliased := _aliases(case, captured.out):
         result.facts.append(Fact("aliased_outputs", len(aliased), f"{label}{', '.join(aliased)}"))
-
-
-def _words(apart: Difference) -> str:
-    if apart.max_abs == 0.0:
-        return "equal, bit for bit"
-    within = "within" if apart.same else "beyond"
-    return f"{apart.path} off by {apart.max_abs:.3g} at most, {apart.max_rel:.3g} of its largest value, {within} the tolerance"
+    return rows
 
 
 def _stale(case: Case, what: str, apart: Difference) -> Problem:
+    what = f"inputs: {what}"
     on_host = [name for name, tensor in input_tensors(case) if not tensor.is_cuda]
     suspects = f"{what}; in the host's memory: {', '.join(on_host)}" if on_host else what
     return problem(
@@ -336,12 +342,14 @@ def _others(case: Case, found: Sequence[Case], kept: Values, result: Result) -> 
     inputs = dict(input_tensors(case))
     made = {name: other for name, tensor in inputs.items() if (other := other_values(tensor)) is not None}
     if made:
-        tried.append(("other values", [*kept, *((inputs[name], value) for name, value in made.items())]))
+        tried.append(
+            ("floats halved, in reverse", [*kept, *((inputs[name], value) for name, value in made.items())])
+        )
     same = [other for other in found if other is not case and other.fn is case.fn and key(other) == key(case)]
     for other in same[:1]:
         theirs = named(other)
         values = [(tensor, theirs[name].detach().clone()) for name, tensor in inputs.items()]
-        tried.append((f"the values of {other.label}", [*kept, *values]))
+        tried.append((f"those of {other.label}", [*kept, *values]))
     if (fixed := sorted(inputs.keys() - made.keys())) and not same:
         result.not_measured.append(
             Missing(

@@ -104,16 +104,21 @@ class Recorder:
                 self.note(kind, self._outer)
             elif name == "to" and not self._on_gpu and _to_host(args[1:], kwargs):
                 self.note("host_copy", self._outer)
-        of_host = name in _FROM_HOST and not _has_tensor(args, kwargs)
-        copied = of_host and self._is_copied(args, kwargs)
-        if of_host:
-            kind, level = _COPIED if copied else _FROZEN
-            self.note(kind, self._outer, level)
+        try:
+            return self._called(name, func, args, kwargs)
+        finally:
+            self._outer = ""
+
+    def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if name not in _FROM_HOST or _has_tensor(args, kwargs):
+            return func(*args, **kwargs)
+        copied = self._is_copied(args, kwargs)
+        kind, level = _COPIED if copied else _FROZEN
+        self.note(kind, self._outer, level)
         made = func(*args, **kwargs)
-        if of_host and not copied and isinstance(made, torch.Tensor):
+        if not copied:
             # Kept alive, so that its id stays its own.
             self._of_host[id(made)] = made
-        self._outer = ""
         return made
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -14,11 +14,12 @@ needs("torch")
 
 import torch  # noqa: E402
 
-from opusmon.checks import graph_static, graph_watch  # noqa: E402
+from opusmon.checks import graph, graph_static, graph_watch  # noqa: E402
 from opusmon.checks.graph import merged  # noqa: E402
 from opusmon.checks.graph_inputs import changes, difference, keep, key, other_values, restore  # noqa: E402
 from opusmon.checks.graph_words import WORDS, code_of, kind_of, problem, said  # noqa: E402
 from opusmon.checks.report import as_text  # noqa: E402
+from opusmon.checks.result import Fact, Result, Table  # noqa: E402
 from opusmon.checks.run import run  # noqa: E402
 from opusmon.checks.target import Case, load  # noqa: E402
 from opusmon.checks.where import Place  # noqa: E402
@@ -303,30 +304,108 @@ class Stream:
     cuda_stream = 7
 
 
-@pytest.mark.parametrize(
-    ("name", "mark", "broken", "op"),
-    [
-        # A call past torch: the line, no operation.
-        ("python_state", "python_state", lambda fn: fn.step > 0, ""),
-        # An operation of torch that raised.
-        ("raises", "raises", lambda fn: True, "Tensor.__matmul__"),
-    ],
-)
-def test_the_line_after_which_a_capture_is_invalid_is_named(monkeypatch, name, mark, broken, op):
+def test_a_call_past_torch_after_which_a_capture_is_invalid_is_named_by_its_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    fn, inputs = load(f"{TARGETS}:{name}")()
-    watch = graph_watch.Watch(BrokenAfter(lambda: broken(fn)), 7)
-    with pytest.MonkeyPatch.context() as patch:
-        if name == "raises":
-            # Only the operation itself is looked at.
-            patch.setattr(watch, "_line", lambda spot, frame: None)
-        try:
-            with watch.watching():
-                fn(*inputs)
-        except RuntimeError:
-            assert name == "raises"
-    assert watch.broke.where.endswith(f"graph_plain.py:{line_of(mark)}")
-    assert watch.broke_op == op
+    fn, inputs = load(f"{TARGETS}:python_state")()
+    watch = graph_watch.Watch(BrokenAfter(lambda: fn.step > 0), 7)
+    with watch.watching():
+        fn(*inputs)
+    assert watch.broke.where.endswith(f"graph_plain.py:{line_of('python_state')}")
+    assert watch.broke_op == ""
+
+
+def test_an_operation_after_which_a_capture_is_invalid_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    fn, inputs = load(f"{TARGETS}:raises")()
+    watch = graph_watch.Watch(BrokenAfter(lambda: watch.recorder.last), 7)
+    with pytest.raises(RuntimeError), watch.watching():
+        fn(*inputs)
+    assert watch.broke.where.endswith(f"graph_plain.py:{line_of('raises')}")
+    assert watch.broke_op == "Tensor.matmul"
+
+
+def test_a_target_that_needs_a_gpu_says_so_and_what_to_do(tmp_path):
+    target = tmp_path / "needs_gpu.py"
+    target.write_text(
+        "import torch\n\n\ndef make():\n    return torch.sin, (torch.zeros(2, device='cuda'),)\n"
+    )
+    result = graph.check({"target": f"{target}:make", "buckets": {}}, lambda stage: None)
+    assert result.error.startswith("the target needs a GPU, and torch sees none: ")
+    assert "needs_gpu.py:5: return torch.sin" in result.error
+    assert result.remedy
+
+
+class Parts:
+    """Stands in for the processes that capture: `fails` says by mode, place and warm-ups which do."""
+
+    def __init__(self, calls, fails):
+        self.calls = calls
+        self.fails = fails
+        self.started = []
+
+    def run(self, name, options, **_):
+        assert name == "graph-capture"
+        result = Result(name)
+        at, last = options["first"], options["first"] + 1 if options["one"] else self.calls
+        self.started.append((options["mode"], at, options["watch"], options["warm_ups"]))
+        captured = True
+        while at < last and captured:
+            captured = not self.fails(options["mode"], at, options["warm_ups"])
+            at += 1
+        if not captured:
+            kind = "item" if options["watch"] else "capture_failed"
+            result.problems.append(problem(kind, "it", Place(f"a.py:{at}", ""), code="900"))
+        result.facts += [
+            Fact("calls", self.calls, ""),
+            Fact("next", at, ""),
+            Fact("captured", captured, ""),
+        ]
+        if options["measure"]:
+            result.tables.append(Table("times", ("inputs",), ((options["first"],),)))
+        return result
+
+
+def captures(monkeypatch, calls, fails):
+    parts = Parts(calls, fails)
+    monkeypatch.setattr(graph, "run", parts.run)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None)
+    found.all()
+    return parts, found
+
+
+def test_a_call_that_fails_ends_its_process_and_the_next_goes_on_after_it(monkeypatch):
+    parts, found = captures(monkeypatch, 3, lambda mode, at, warm_ups: at == 1 and mode != "relaxed")
+    assert [one for one in parts.started if one[0] == "global"] == [
+        ("global", 0, False, 3),
+        ("global", 2, False, 3),
+        ("global", 1, True, 3),
+    ]
+    assert [(one.kind, one.where, one.facts) for one in found.problems] == [
+        ("item", "a.py:2", {"fails_in_modes": "global, thread_local"})
+    ]
+    facts = {fact.name: fact.value for fact in found.facts}
+    assert facts == {"captured_global": 2, "captured_thread_local": 2, "captured_relaxed": True}
+    assert found.tables()[0].rows == ((0,), (2,))
+    assert not found.is_captured
+
+
+def test_what_only_the_global_mode_minds_is_said(monkeypatch):
+    _, found = captures(monkeypatch, 1, lambda mode, at, warm_ups: mode == "global")
+    assert [one.facts for one in found.problems] == [{"fails_in_modes": "global"}]
+
+
+def test_a_first_use_that_fails_in_a_capture_is_a_note(monkeypatch):
+    parts, found = captures(monkeypatch, 1, lambda mode, at, warm_ups: not warm_ups)
+    assert parts.started[-1] == ("global", 0, False, 0)
+    assert [(one.level, one.where) for one in found.problems] == [("note", "a.py:1")]
+    assert found.is_captured
+
+
+def test_a_process_that_dies_before_it_captured_anything_is_an_error(monkeypatch):
+    monkeypatch.setattr(graph, "run", lambda *_, **__: Result("graph-capture", error="was killed by SIGSEGV"))
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None)
+    found.all()
+    assert found.error == "capture in mode global: was killed by SIGSEGV"
 
 
 @pytest.mark.parametrize(("stream", "kind"), [(0, "legacy_stream"), (9, "uncaptured_stream"), (7, None)])
