@@ -27,6 +27,7 @@ from opusmon.checks.graph_inputs import (
     restore,
     tensors,
 )
+from opusmon.checks.graph_record import Recorder
 from opusmon.checks.graph_watch import Driver, Watch
 from opusmon.checks.graph_words import code_of, kind_of, problem, said
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
@@ -158,6 +159,10 @@ def _capture(case: Case, options: Mapping[str, Any], say: Say) -> Captured:
         with torch.cuda.stream(stream):
             for _ in range(options["warm_ups"]):
                 case.call()
+            if options["watch"]:
+                # What recording itself imports and sets up must not fall into the capture.
+                with Recorder(on_gpu=True).recording():
+                    case.call()
         torch.cuda.current_stream().wait_stream(stream)
     restore(kept)
     torch.cuda.synchronize()

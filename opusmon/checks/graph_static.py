@@ -68,6 +68,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         0, Fact("devices", " ".join(sorted(devices)), f"tensors on {', '.join(sorted(devices))}")
     )
     _inputs(found, result)
+    if not on_gpu:
+        result.not_measured.append(Missing("capture, replay, their results and times", _no_gpu()))
     return result
 
 
@@ -85,11 +87,15 @@ def _quiet() -> Iterator[None]:
         loud.setLevel(level)
 
 
+def _no_gpu() -> str:
+    return "the target's tensors are on the CPU" if torch.cuda.is_available() else "no GPU is visible"
+
+
 def _basis(*, on_gpu: bool) -> str:
     if on_gpu:
         return f"static: one call on the GPU, recorded, torch {torch.__version__}"
-    why = "the target's tensors are on the CPU" if torch.cuda.is_available() else "no GPU is visible"
-    return f"static: one call on the CPU, recorded, each tensor taken for one of the GPU; {why}, torch {torch.__version__}"
+    how = "one call on the CPU, recorded, each tensor taken for one of the GPU"
+    return f"static: {how}; {_no_gpu()}, torch {torch.__version__}"
 
 
 def _grouped(seen: Sequence[Seen]) -> list[Problem]:

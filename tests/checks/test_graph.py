@@ -63,6 +63,7 @@ def fact(result, name):
         ("generator", "generator"),
         ("host_random", "host_random"),
         ("python_state", "python_state"),
+        ("nested_state", "python_state"),
     ],
 )
 def test_a_planted_violation_is_named_with_its_line(name, kind):
@@ -80,7 +81,7 @@ def test_a_planted_violation_is_named_with_its_line(name, kind):
 def test_clean_code_has_no_problems_and_no_notes(name):
     result = checked(name)
     assert result.problems == []
-    assert result.not_measured == []
+    assert [one.what for one in result.not_measured] == ["capture, replay, their results and times"]
     assert fact(result, "repeatable") is True
     assert fact(result, "graph_breaks") == 0
     assert fact(result, "exports") is True

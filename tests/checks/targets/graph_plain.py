@@ -154,6 +154,27 @@ def python_state():
     return Counting(), (_x(),)
 
 
+class Nested(torch.nn.Module):
+    """What changes the state is the rest of a line, after a function that it calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+
+    def following(self):
+        return self.step + 1
+
+    def forward(self, x):
+        y = x * 2
+        self.step = self.following()  # HERE nested_state
+        y = y * self.step
+        return y + 1
+
+
+def nested_state():
+    return Nested(), (_x(),)
+
+
 class Logging(torch.nn.Module):
     def __init__(self):
         super().__init__()
