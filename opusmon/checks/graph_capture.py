@@ -22,6 +22,7 @@ from opusmon.checks.graph_inputs import (
     input_tensors,
     keep,
     key,
+    memory_of,
     named,
     other_values,
     restore,
@@ -367,9 +368,6 @@ def _others(case: Case, found: Sequence[Case], kept: Values, result: Result) -> 
 
 def _aliases(case: Case, out: Any) -> list[str]:
     """Outputs that are views of inputs: the next call's inputs overwrite them."""
-    places = {tensor.untyped_storage().data_ptr(): name for name, tensor in input_tensors(case)}
-    return [
-        f"{name} lies in the memory of the input {places[tensor.untyped_storage().data_ptr()]}"
-        for name, tensor in tensors(out)
-        if tensor.untyped_storage().data_ptr() in places
-    ]
+    places = {memory_of(tensor): name for name, tensor in input_tensors(case)}
+    found = [(name, places.get(memory_of(tensor))) for name, tensor in tensors(out) if memory_of(tensor)]
+    return [f"{name} lies in the memory of the input {source}" for name, source in found if source]

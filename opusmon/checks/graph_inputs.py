@@ -82,7 +82,7 @@ def aspects(value: Any) -> Aspects:
         return {
             "shape": str(tuple(value.shape)),
             "dtype": str(value.dtype).removeprefix("torch."),
-            "stride": str(tuple(value.stride())),
+            "stride": str(tuple(value.stride())) if value.layout == torch.strided else str(value.layout),
             "device": str(value.device),
         }
     if value is None or isinstance(value, bool | int | float):
@@ -109,12 +109,21 @@ def key(case: Case) -> tuple[Any, ...]:
     return tuple((name, tuple(aspects(value).items())) for name, value in named(case).items())
 
 
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """Address of a tensor's memory, views and whole alike; None when it has none of its own, as a sparse one."""
+    try:
+        address: int = tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+    return address or None
+
+
 def moved(found: Sequence[Case]) -> list[str]:
     """Tensor inputs that lie at another address in another call."""
-    addresses: dict[str, set[int]] = {}
+    addresses: dict[str, set[int | None]] = {}
     for case in found:
         for name, tensor in input_tensors(case):
-            addresses.setdefault(name, set()).add(tensor.data_ptr())
+            addresses.setdefault(name, set()).add(memory_of(tensor))
     return [name for name, places in addresses.items() if len(places) > 1]
 
 
@@ -123,13 +132,15 @@ Values = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def keep(case: Case) -> Values:
-    """Inputs and buffers with copies of them; not those that repeat one value in memory, which no copy can fill."""
+    """Inputs and buffers with copies of them; not those that no copy can fill: sparse, or one value repeated."""
     buffers = list(case.fn.buffers()) if isinstance(case.fn, torch.nn.Module) else []
     found = [*(tensor for _, tensor in input_tensors(case)), *buffers]
-    return [(tensor, tensor.detach().clone()) for tensor in found if not _repeats(tensor)]
+    return [(tensor, tensor.detach().clone()) for tensor in found if not _has_no_room(tensor)]
 
 
-def _repeats(tensor: torch.Tensor) -> bool:
+def _has_no_room(tensor: torch.Tensor) -> bool:
+    if tensor.layout != torch.strided:
+        return True
     return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opusmon.checks.graph_inputs import tensors
+from opusmon.checks.graph_inputs import memory_of, tensors
 from opusmon.checks.result import Level
 from opusmon.checks.where import Place, here
 
@@ -175,14 +175,14 @@ class Recorder:
         return str(torch.device(device or torch.get_default_device()).type) == "cuda"
 
     def _count(self, used: list[torch.Tensor], made: Any) -> None:
-        known = {tensor.untyped_storage()._cdata for tensor in used}  # noqa: SLF001
+        known = {memory_of(tensor) for tensor in used} | {None}
         for _, tensor in tensors(made):
             self.devices.add(str(tensor.device))
-            storage = tensor.untyped_storage()
-            if storage._cdata not in known:  # noqa: SLF001
-                known.add(storage._cdata)  # noqa: SLF001
+            address = memory_of(tensor)
+            if address not in known:
+                known.add(address)
                 self.new_tensors += 1
-                self.new_bytes += storage.nbytes()
+                self.new_bytes += tensor.untyped_storage().nbytes()
 
     def _noting(self, original: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
         @wraps(original)

@@ -142,7 +142,11 @@ def _repeated(case: Case) -> Difference:
 
 def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
     """State of Python that a call changes; a problem where the result changes with it."""
-    apart = _repeated(case)
+    try:
+        apart = _repeated(case)
+    except torch.OutOfMemoryError as error:
+        result.not_measured.append(Missing("whether the result is the same again", said(str(error))))
+        return [problem("python_state", name, place, level="note") for name, place in state.changed.items()]
     result.facts.append(
         Fact(
             "repeatable",

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from needs import needs
 
 needs("torch")
@@ -16,7 +14,7 @@ import torch  # noqa: E402
 
 from opusmon.checks import graph, graph_static, graph_watch  # noqa: E402
 from opusmon.checks.graph import merged  # noqa: E402
-from opusmon.checks.graph_inputs import changes, difference, keep, key, other_values, restore  # noqa: E402
+from opusmon.checks.graph_inputs import changes, difference, keep, key, memory_of, other_values, restore  # noqa: E402
 from opusmon.checks.graph_words import WORDS, code_of, kind_of, problem, said  # noqa: E402
 from opusmon.checks.report import as_text  # noqa: E402
 from opusmon.checks.result import Fact, Result, Table  # noqa: E402
@@ -178,6 +176,16 @@ def test_a_stride_that_follows_from_the_shape_is_no_change_of_its_own():
     assert len({key(one), key(wider), key(turned)}) == 3
 
 
+def test_a_sparse_input_has_no_stride_and_no_memory_of_its_own():
+    sparse = torch.eye(3).to_sparse()
+    case = call_of(lambda x: x, sparse)
+    assert memory_of(sparse) is None
+    assert keep(case) == []
+    assert changes([case, call_of(lambda x: x, torch.eye(3))]) == [
+        ("x", "stride", "torch.sparse_coo | (3, 1)")
+    ]
+
+
 @pytest.mark.parametrize(
     ("dtype", "off", "same"),
     [
@@ -212,7 +220,7 @@ def test_other_values_are_halved_in_reverse_and_whole_numbers_stay():
     assert other_values(torch.tensor([1, 2])) is None
 
 
-@given(st.sampled_from(["plain", "grad", "inference", "expanded"]))
+@pytest.mark.parametrize("how", ["plain", "grad", "inference", "expanded"])
 def test_inputs_get_their_values_back(how):
     if how == "inference":
         with torch.inference_mode():
@@ -334,6 +342,40 @@ def test_a_target_that_needs_a_gpu_says_so_and_what_to_do(tmp_path):
     assert result.error.startswith("the target needs a GPU, and torch sees none: ")
     assert "needs_gpu.py:5: return torch.sin" in result.error
     assert result.remedy
+
+
+def on_a_gpu(monkeypatch, devices, captured):
+    """`graph.check` with stand-ins for the GPU and for every process."""
+
+    def part(name, options, **_):
+        if name == "graph-static":
+            facts = [Fact("devices", devices, "")]
+            return Result(
+                "graph", basis="static: ", problems=[problem("item", "it", Place("a.py:1", ""))], facts=facts
+            )
+        return Parts(1, lambda mode, at, warm_ups: not captured).run(name, options)
+
+    monkeypatch.setattr(graph, "run", part)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return graph.check({"target": "a.py:make"}, lambda stage: None)
+
+
+def test_with_tensors_on_a_gpu_the_captures_decide(monkeypatch):
+    taken = on_a_gpu(monkeypatch, "cpu cuda:0", captured=True)
+    assert taken.clean
+    assert taken.basis.startswith("measured on NVIDIA H200, ")
+    assert f"CUDA 13.0, torch {torch.__version__}" in taken.basis
+    assert [(one.level, one.what[:8]) for one in taken.problems] == [("note", "static: ")]
+    refused = on_a_gpu(monkeypatch, "cuda:0", captured=False)
+    assert [(one.level, one.kind, one.code) for one in refused.problems] == [("problem", "item", "900")]
+
+
+def test_with_tensors_on_the_cpu_a_gpu_is_left_alone(monkeypatch):
+    result = on_a_gpu(monkeypatch, "cpu", captured=True)
+    assert result.basis == "static: "
+    assert not result.clean
 
 
 class Parts:

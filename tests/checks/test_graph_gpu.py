@@ -14,7 +14,7 @@ from opusmon.checks.result import to_json  # noqa: E402
 from opusmon.checks.run import run  # noqa: E402
 
 TARGETS = Path(__file__).parent / "targets"
-AT_A_TIME = 6
+AT_A_TIME = 10
 
 PLANTED = {
     "graph_plain": {
