@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from opusmon.checks.where import Place, here
 
 _READS = {"tolist": "host_copy", "numpy": "host_copy", "cpu": "host_copy", "__array__": "host_copy"}
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
+_CPU = re.compile(r"""["']cpu["']""")
 _COPIED: tuple[str, Level] = ("host_tensor", "problem")
 _FROZEN: tuple[str, Level] = ("frozen_tensor", "note")
 _WAITS = (
@@ -102,7 +104,7 @@ class Recorder:
         if args and self._is_theirs(args[0]):
             if kind := _READS.get(name):
                 self.note(kind, self._outer)
-            elif name == "to" and not self._on_gpu and _to_host(args[1:], kwargs):
+            elif name == "to" and not self._on_gpu and _names_cpu():
                 self.note("host_copy", self._outer)
         try:
             return self._called(name, func, args, kwargs)
@@ -171,7 +173,7 @@ class Recorder:
             return self._is_theirs(args[0])
         device = kwargs.get("device")
         if not self._on_gpu:
-            return device is not None
+            return device is not None and not _names_cpu()
         return str(torch.device(device or torch.get_default_device()).type) == "cuda"
 
     def _count(self, used: list[torch.Tensor], made: Any) -> None:
@@ -241,12 +243,9 @@ def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in (*given, *kwargs.values()))
 
 
-def _to_host(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return any(
-        str(value) == "cpu"
-        for value in (*args, kwargs.get("device"))
-        if isinstance(value, str | torch.device)
-    )
+def _names_cpu() -> bool:
+    """Whether the user's line says "cpu" itself: without a GPU, `x.to(y.device)` and `.to(DEVICE)` mean it as well."""
+    return bool(_CPU.search(here().line))
 
 
 def _sizes_by_value(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

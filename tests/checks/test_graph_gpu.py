@@ -49,7 +49,7 @@ SILENT = {"host_random", "python_state", "legacy_stream", "uncaptured_stream"}
 """A capture goes through them, or may: replays are wrong."""
 
 CLEAN = {
-    "graph_plain": ("mlp", "filled", "harmless_state"),
+    "graph_plain": ("mlp", "filled", "same_device", "harmless_state"),
     "graph_cuda": ("joined_stream", "random_numbers", "cache", "two_values"),
 }
 OTHER = {"graph_plain": ("two",), "graph_cuda": ("cpu_input", "other_thread")}

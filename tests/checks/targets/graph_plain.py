@@ -113,6 +113,17 @@ def filled():
     return fn, (_x(),)
 
 
+def same_device():
+    """Where it goes is not said to be the host; without a GPU it only happens to be."""
+    elsewhere = torch.ones(16, device=DEVICE)
+
+    def fn(x):
+        y = x.to(elsewhere.device) + elsewhere
+        return y.to(DEVICE)
+
+    return fn, (_x(),)
+
+
 def synchronize():
     def fn(x):
         y = x * 2
