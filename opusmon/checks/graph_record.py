@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -21,6 +21,8 @@ from opusmon.checks.where import Place, here
 _READS = {"tolist": "host_copy", "numpy": "host_copy", "cpu": "host_copy", "__array__": "host_copy"}
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
 _CPU = re.compile(r"""["']cpu["']""")
+_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order"})
+_CHOOSING = frozenset({"cond", "while_loop"})
 _COPIED: tuple[str, Level] = ("host_tensor", "problem")
 _FROZEN: tuple[str, Level] = ("frozen_tensor", "note")
 _WAITS = (
@@ -55,6 +57,7 @@ class Recorder:
         seen: in the order of the call, repeated as often as it happened.
         last: the operation that ran last.
         devices: those of all tensors that were used.
+        opaque: operators that are not torch's own, whose inside is not seen.
         new_tensors: outputs that took memory of their own.
         new_bytes: that memory.
     """
@@ -69,6 +72,7 @@ class Recorder:
         self.seen: list[Seen] = []
         self.last = ""
         self.devices: set[str] = set()
+        self.opaque: set[str] = set()
         self.new_tensors = 0
         self.new_bytes = 0
         self._on_gpu = on_gpu
@@ -128,6 +132,8 @@ class Recorder:
         name = str(func.name()).partition(".")[0]
         op = self._outer or name
         self.last = op
+        if "::" in name and name.partition("::")[0] not in _OF_TORCH:
+            self.opaque.add(name)
         used = tensors([args, dict(kwargs)])
         self.devices.update(str(tensor.device) for _, tensor in used)
         kind = self._kind(func, name, args, kwargs)
@@ -151,9 +157,11 @@ class Recorder:
         first = next((tensor for _, tensor in tensors(args)), None)
         theirs = first is not None and self._is_theirs(first)
         if theirs and (
-            torch.Tag.data_dependent_output in func.tags or name.endswith("::_linalg_check_errors")
+            torch.Tag.data_dependent_output in _tags(func) or name.endswith("::_linalg_check_errors")
         ):
             return "branch" if self._outer.endswith("__bool__") else "item"
+        if name in _CHOOSING:
+            return "branch"
         if theirs and _sizes_by_value(func, name, args, kwargs):
             return "dynamic_shape"
         if kwargs.get("generator") is not None:
@@ -229,12 +237,20 @@ class _Functions(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[misc]
+    supports_higher_order_operators = True
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.operation(func, args, kwargs or {})
+
+
+def _tags(func: Any) -> Sequence[Any]:
+    """Of an operator; those of higher order, as torch.cond, have none."""
+    tags: Sequence[Any] = getattr(func, "tags", ())
+    return tags
 
 
 def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -257,7 +273,7 @@ def _sizes_by_value(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping
         return masked and not filled
     if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
         return False
-    return torch.Tag.dynamic_output_shape in func.tags
+    return torch.Tag.dynamic_output_shape in _tags(func)
 
 
 def _between_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

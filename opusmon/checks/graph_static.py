@@ -45,6 +45,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     state = StateWatch()
     devices: set[str] = set()
     counts: list[tuple[str, int, int]] = []
+    opaque: set[str] = set()
     with _quiet(), standing_in():
         for case in found:
             say(f"calling it {case.label}".rstrip())
@@ -57,6 +58,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
             with recorder.recording(), following(state.done):
                 case.call()
             problems += _grouped(recorder.seen)
+            opaque |= recorder.opaque
             counts.append((case.label, recorder.new_tensors, recorder.new_bytes))
         _allocations(counts, result)
         problems = _each_once(problems) + _state(found[0], state, result)
@@ -68,6 +70,9 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         0, Fact("devices", " ".join(sorted(devices)), f"tensors on {', '.join(sorted(devices))}")
     )
     _inputs(found, result)
+    if opaque and not on_gpu:
+        why = "operators of one's own are seen from the outside only"
+        result.not_measured.append(Missing(f"what happens inside {', '.join(sorted(opaque))}", why))
     if not on_gpu:
         result.not_measured.append(Missing("capture, replay, their results and times", _no_gpu()))
     return result

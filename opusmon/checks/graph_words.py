@@ -29,7 +29,7 @@ WORDS: dict[str, Words] = {
     ),
     "branch": Words(
         "Python branches on a value of the GPU ({op}): the host has to wait for it, and a graph holds one way only",
-        "compute both ways and choose with torch.where, use torch.cond, or decide outside the graph",
+        "compute both ways and choose with torch.where, or decide outside the graph",
     ),
     "host_copy": Words(
         "{op} copies from the GPU to the host and waits for it",
@@ -160,10 +160,12 @@ _OF_LINE = (
     (re.compile(r"(?i)malloc|memalloc|mem_alloc|_alloc\b|hostalloc|pin_memory"), "allocation"),
     (re.compile(r"(?i)synchroni[sz]e"), "synchronize"),
     (re.compile(r"(?i)query"), "event_query"),
+    (re.compile(r"\.item\("), "item"),
+    (re.compile(r"\.(cpu|numpy|tolist)\("), "host_copy"),
     (re.compile(r"(?i)memcpy.*(dtoh|devicetohost)"), "host_copy"),
     (re.compile(r"(?i)memcpy.*(htod|hosttodevice)"), "pageable_copy"),
 )
-"""Calls past torch are known by their names on the line."""
+"""Calls past torch, and those inside operators of the user's own, are known by their names on the line."""
 
 
 def problem(

@@ -50,6 +50,7 @@ def fact(result, name):
     [
         ("item", "item"),
         ("branch", "branch"),
+        ("cond", "branch"),
         ("host_copy", "host_copy"),
         ("to_host", "host_copy"),
         ("tolist", "host_copy"),
@@ -114,6 +115,12 @@ def test_dynamo_says_its_reason_on_a_line_that_is_known():
     (one,) = checked("branch").problems
     assert one.code == "dynamo: data-dependent jump"
     assert fact(checked("branch"), "exports") is False
+
+
+def test_the_inside_of_an_operator_of_ones_own_is_said_not_to_be_seen():
+    result = checked("opaque")
+    assert result.clean
+    assert "what happens inside opusmon_test::scaled" in [one.what for one in result.not_measured]
 
 
 def test_a_graph_break_alone_is_a_note():
@@ -273,6 +280,8 @@ def test_the_kind_of_a_failure_comes_from_the_code_then_what_was_seen_then_the_l
     assert kind_of(907, "event.wait()", None) == "captured_event"
     assert kind_of(901, "driver.cuMemAlloc_v2(place, size)", None) == "allocation"
     assert kind_of(901, "cudart.cudaMalloc(place, size)", None) == "allocation"
+    assert kind_of(900, "return x * x.sum().item()", None) == "item"
+    assert kind_of(900, "rows = x.cpu()", None) == "host_copy"
     assert kind_of(901, "extension.step(x)", None) == "capture_failed"
     assert all(problem(kind, "op", Place("", "")).what for kind in WORDS)
 

@@ -20,6 +20,7 @@ PLANTED = {
     "graph_plain": {
         "item": "item",
         "branch": "branch",
+        "opaque": "item",
         "host_copy": "host_copy",
         "to_host": "host_copy",
         "tolist": "host_copy",

@@ -38,6 +38,27 @@ def branch():
     return fn, (_x(),)
 
 
+def cond():
+    def fn(x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # HERE cond
+
+    return fn, (_x(),)
+
+
+@torch.library.custom_op("opusmon_test::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item()  # HERE opaque
+
+
+def opaque():
+    """What the operator does inside is not seen from outside."""
+
+    def fn(x):
+        return torch.ops.opusmon_test.scaled(x)  # HERE scaled
+
+    return fn, (_x(),)
+
+
 def host_copy():
     def fn(x):
         rows = x.cpu()  # HERE host_copy
