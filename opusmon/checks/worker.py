@@ -22,6 +22,8 @@ Say = Callable[[str], None]
 
 CHECKS = {
     "graph": "opusmon.checks.graph",
+    "graph-static": "opusmon.checks.graph_static",
+    "graph-capture": "opusmon.checks.graph_capture",
     "compile": "opusmon.checks.compiled",
     "kv-layout": "opusmon.checks.kv_layout",
     "triton": "opusmon.checks.triton_jit",

@@ -1,0 +1,102 @@
+"""Follows the user's lines while they run, to name the one after which something was different."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+from opusmon.checks.where import NOWHERE, Place, is_users, place
+
+Spot = tuple[str, int]
+"""File and line number."""
+
+_users = cache(is_users)
+
+
+@contextmanager
+def following(done: Callable[[Spot, FrameType], None]) -> Iterator[None]:
+    """While it lasts, call `done(spot, frame)` each time a line of the user's code, `spot`, has run.
+
+    A line that calls another function of the user's is done when that has begun, and again when it has ended: what a
+    call changed is so blamed on the innermost line. `frame` is the one that has just begun a line, or ends.
+    """
+    before: list[Spot | None] = [None]
+
+    def step(frame: FrameType, event: str, _: Any) -> Any:
+        if before[0] is not None:
+            done(before[0], frame)
+        if event == "return":
+            outer = frame.f_back
+            own = outer is not None and _users(outer.f_code.co_filename)
+            before[0] = (outer.f_code.co_filename, outer.f_lineno) if outer is not None and own else None
+        else:
+            before[0] = (frame.f_code.co_filename, frame.f_lineno)
+        return step
+
+    def called(frame: FrameType, event: str, arg: Any) -> Any:
+        return step(frame, event, arg) if _users(frame.f_code.co_filename) else None
+
+    earlier = sys.gettrace()
+    sys.settrace(called)
+    try:
+        yield
+    finally:
+        sys.settrace(earlier)
+
+
+class StateWatch:
+    """Which attributes of `self`, and which globals, the user's code changes: numbers, tensors, sizes of containers.
+
+    Attributes:
+        changed: name as `self.step`, to the line that changed it first.
+    """
+
+    def __init__(self) -> None:
+        self.changed: dict[str, Place] = {}
+        self._known: dict[tuple[str, int, str], object] = {}
+        self._held: list[object] = []
+
+    def done(self, spot: Spot, frame: FrameType) -> None:
+        """A line has run; see what it changed."""
+        for owner, values, name in _watched(frame):
+            key = (owner, id(values), name)
+            value = _mark(values.get(name))
+            if key not in self._known:
+                # Kept alive, so that its id stays its own.
+                self._held.append(values)
+            elif self._known[key] != value:
+                self.changed.setdefault(f"{owner}{name}", place(*spot) if spot[1] else NOWHERE)
+            self._known[key] = value
+
+
+def _watched(frame: FrameType) -> Iterator[tuple[str, dict[str, Any], str]]:
+    code = frame.f_code
+    if code.co_argcount and code.co_varnames[0] == "self":
+        own = getattr(frame.f_locals.get("self"), "__dict__", None)
+        if isinstance(own, dict):
+            yield from (("self.", own, name) for name in own)
+            buffers = own.get("_buffers")
+            if isinstance(buffers, dict):
+                yield from (("self.", buffers, name) for name in buffers)
+    yield from (("", frame.f_globals, name) for name in _written(code))
+
+
+@cache
+def _written(code: CodeType) -> tuple[str, ...]:
+    """Globals that a function uses; those that hold no value worth watching give none."""
+    return code.co_names
+
+
+def _mark(value: Any) -> object:
+    """What of a value tells that it was changed; None for what is not watched."""
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | dict | set):
+        return ("size", len(value))
+    if type(value).__module__ == "torch" and hasattr(value, "untyped_storage"):
+        return ("tensor", id(value))
+    return None

@@ -1,0 +1,294 @@
+"""Watches a function's operations while it runs: those that a CUDA Graph does not take, each with the user's line."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opusmon.checks.graph_inputs import memory_of, tensors
+from opusmon.checks.result import Level
+from opusmon.checks.where import Place, here
+
+_READS = {"tolist": "host_copy", "numpy": "host_copy", "cpu": "host_copy", "__array__": "host_copy"}
+_FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
+_CPU = re.compile(r"""["']cpu["']""")
+_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order"})
+_CHOOSING = frozenset({"cond", "while_loop"})
+_COPIED: tuple[str, Level] = ("host_tensor", "problem")
+_FROZEN: tuple[str, Level] = ("frozen_tensor", "note")
+_WAITS = (
+    ("torch.cuda.synchronize", torch.cuda, "synchronize", "synchronize"),
+    ("Stream.synchronize", torch.cuda.Stream, "synchronize", "synchronize"),
+    ("Event.synchronize", torch.cuda.Event, "synchronize", "synchronize"),
+    ("Stream.query", torch.cuda.Stream, "query", "event_query"),
+    ("Event.query", torch.cuda.Event, "query", "event_query"),
+)
+_DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An operation that a graph does not take, or takes wrongly."""
+
+    kind: str
+    op: str
+    place: Place
+    level: Level = "problem"
+
+
+class Recorder:
+    """What a call does.
+
+    Args:
+        on_gpu: the tensors are where they will be. Otherwise every tensor is taken for one of the GPU.
+        before: called with each operation's name before it runs.
+        after: called with its name and the exception it raised, or None.
+
+    Attributes:
+        seen: in the order of the call, repeated as often as it happened.
+        last: the operation that ran last.
+        devices: those of all tensors that were used.
+        opaque: operators that are not torch's own, whose inside is not seen.
+        new_tensors: outputs that took memory of their own.
+        new_bytes: that memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_gpu: bool,
+        before: Callable[[str], None] | None = None,
+        after: Callable[[str, BaseException | None], None] | None = None,
+    ) -> None:
+        self.seen: list[Seen] = []
+        self.last = ""
+        self.devices: set[str] = set()
+        self.opaque: set[str] = set()
+        self.new_tensors = 0
+        self.new_bytes = 0
+        self._on_gpu = on_gpu
+        self._before = before
+        self._after = after
+        self._outer = ""
+        self._of_host: dict[int, torch.Tensor] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While it lasts, operations are recorded; what was compiled runs as it was written."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for name, owner, attribute, kind in _WAITS:
+                noted = self._noting(getattr(owner, attribute), name, kind)
+                stack.enter_context(_patched(owner, attribute, noted))
+            for name in _DRAWS:
+                noted = self._noting(getattr(random, name), f"random.{name}", "host_random")
+                stack.enter_context(_patched(random, name, noted))
+            stack.enter_context(_Functions(self))
+            stack.enter_context(_Operations(self))
+            yield
+
+    def note(self, kind: str, op: str, level: Level = "problem") -> None:
+        """Something happens at the line that is being executed."""
+        self.seen.append(Seen(kind, op, here(), level))
+
+    def function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call of the torch API, as the user wrote it."""
+        name = getattr(func, "__name__", "")
+        self._outer = (resolve_name(func) or name).replace("torch.Tensor.", "Tensor.")
+        self.last = self._outer
+        if args and self._is_theirs(args[0]):
+            if kind := _READS.get(name):
+                self.note(kind, self._outer)
+            elif name == "to" and not self._on_gpu and _names_cpu():
+                self.note("host_copy", self._outer)
+        try:
+            return self._called(name, func, args, kwargs)
+        finally:
+            self._outer = ""
+
+    def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if name not in _FROM_HOST or _has_tensor(args, kwargs):
+            return func(*args, **kwargs)
+        copied = self._is_copied(args, kwargs)
+        kind, level = _COPIED if copied else _FROZEN
+        self.note(kind, self._outer, level)
+        made = func(*args, **kwargs)
+        if not copied:
+            # Kept alive, so that its id stays its own.
+            self._of_host[id(made)] = made
+        return made
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """An operator of ATen or of the user's own."""
+        name = str(func.name()).partition(".")[0]
+        op = self._outer or name
+        self.last = op
+        if "::" in name and name.partition("::")[0] not in _OF_TORCH:
+            self.opaque.add(name)
+        used = tensors([args, dict(kwargs)])
+        self.devices.update(str(tensor.device) for _, tensor in used)
+        kind = self._kind(func, name, args, kwargs)
+        # The call of the API above has said it already.
+        if kind and self._outer.rpartition(".")[2] not in _READS.keys() | _FROM_HOST:
+            self.note(kind, op, "note" if kind == "cpu_input" else "problem")
+        if self._before is not None:
+            self._before(op)
+        try:
+            made = func(*args, **kwargs)
+        except BaseException as error:
+            if self._after is not None:
+                self._after(op, error)
+            raise
+        if self._after is not None:
+            self._after(op, None)
+        self._count([tensor for _, tensor in used], made)
+        return made
+
+    def _kind(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        first = next((tensor for _, tensor in tensors(args)), None)
+        theirs = first is not None and self._is_theirs(first)
+        if theirs and (
+            torch.Tag.data_dependent_output in _tags(func) or name.endswith("::_linalg_check_errors")
+        ):
+            return "branch" if self._outer.endswith("__bool__") else "item"
+        if name in _CHOOSING:
+            return "branch"
+        if theirs and _sizes_by_value(func, name, args, kwargs):
+            return "dynamic_shape"
+        if kwargs.get("generator") is not None:
+            return "generator"
+        return _between_devices(name, args, kwargs) if self._on_gpu else None
+
+    def _is_theirs(self, value: Any) -> bool:
+        """Whether it is a tensor of the GPU, or would be."""
+        if not isinstance(value, torch.Tensor):
+            return False
+        theirs: bool = value.is_cuda if self._on_gpu else id(value) not in self._of_host
+        return theirs
+
+    def _is_copied(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a tensor of Python values goes to the GPU; without one, to where the user says it goes."""
+        if args and isinstance(args[0], torch.Tensor):
+            return self._is_theirs(args[0])
+        device = kwargs.get("device")
+        if not self._on_gpu:
+            return device is not None and not _names_cpu()
+        return str(torch.device(device or torch.get_default_device()).type) == "cuda"
+
+    def _count(self, used: list[torch.Tensor], made: Any) -> None:
+        known = {memory_of(tensor) for tensor in used} | {None}
+        for _, tensor in tensors(made):
+            self.devices.add(str(tensor.device))
+            address = memory_of(tensor)
+            if address not in known:
+                known.add(address)
+                self.new_tensors += 1
+                self.new_bytes += tensor.untyped_storage().nbytes()
+
+    def _noting(self, original: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
+        @wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.note(kind, name)
+            self.last = name
+            return original(*args, **kwargs)
+
+        return noted
+
+
+@contextmanager
+def standing_in() -> Iterator[None]:
+    """Where there is no GPU to wait for, calls that wait do nothing; torch would raise."""
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            for _, owner, attribute, _ in _WAITS:
+                stack.enter_context(_patched(owner, attribute, lambda *_args, **_kwargs: None))
+        yield
+
+
+@contextmanager
+def _patched(owner: Any, attribute: str, new: Callable[..., Any]) -> Iterator[None]:
+    own = vars(owner).get(attribute)
+    setattr(owner, attribute, new)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, attribute)
+        else:
+            setattr(owner, attribute, own)
+
+
+class _Functions(TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recorder.function(func, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[misc]
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recorder.operation(func, args, kwargs or {})
+
+
+def _tags(func: Any) -> Sequence[Any]:
+    """Of an operator; those of higher order, as torch.cond, have none."""
+    tags: Sequence[Any] = getattr(func, "tags", ())
+    return tags
+
+
+def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """As in torch.as_tensor(t); the tensor that new_tensor is called on makes no difference."""
+    given = args[1:] if args and isinstance(args[0], torch.Tensor) and len(args) > 1 else args
+    return any(isinstance(value, torch.Tensor) for value in (*given, *kwargs.values()))
+
+
+def _names_cpu() -> bool:
+    """Whether the user's line says "cpu" itself: without a GPU, `x.to(y.device)` and `.to(DEVICE)` mean it as well."""
+    return bool(_CPU.search(here().line))
+
+
+def _sizes_by_value(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the size of what an operator makes, or of what it works on, depends on values."""
+    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
+        masked = any(index.dtype in (torch.bool, torch.uint8) for _, index in tensors(args[1]))
+        # One value of the host under a mask is masked_fill.
+        filled = name != "aten::index" and args[2].numel() == 1 and not args[2].is_cuda
+        return masked and not filled
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return False
+    return torch.Tag.dynamic_output_shape in _tags(func)
+
+
+def _between_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Copies between host and GPU, and tensors of the host among those of the GPU."""
+    if name == "aten::_to_copy" and kwargs.get("device") is not None:
+        source, to_gpu = args[0], torch.device(kwargs["device"]).type == "cuda"
+        waits = not kwargs.get("non_blocking", False)
+    elif name == "aten::copy_":
+        source, to_gpu = args[1], args[0].is_cuda
+        waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    else:
+        found = [tensor.is_cuda for _, tensor in tensors(args)]
+        return "cpu_input" if any(found) and not all(found) and not name.endswith("lift_fresh") else None
+    if source.is_cuda and not to_gpu:
+        return "host_copy" if waits else None
+    if to_gpu and not source.is_cuda:
+        return "pageable_copy" if waits or not source.is_pinned() else None
+    return None
