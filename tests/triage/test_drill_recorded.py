@@ -6,7 +6,7 @@ Each begins quietly; then the cause is planted in the small server or beside it.
 from pathlib import Path
 
 import pytest
-from drill.score import top, told
+from drill.score import told, top
 
 from opusmon.clock import NS
 from opusmon.recording import Recording
