@@ -69,7 +69,10 @@ def _problem(problem: Problem) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    rows = [table.columns, *([_cell(value) for value in row] for row in table.rows)]
+    rows = [
+        [printable(name) for name in table.columns],
+        *([_cell(value) for value in row] for row in table.rows),
+    ]
     numeric = [
         all(isinstance(row[place], int | float) or row[place] is None for row in table.rows)
         for place in range(len(table.columns))

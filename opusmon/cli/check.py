@@ -45,6 +45,20 @@ def arguments(check: argparse.ArgumentParser) -> None:
     _init(_check(names, "init", "what first use costs on this host, and in which order it is safe"))
 
 
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number of an option."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:10]) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most:,}")
+        return int(text)
+
+    return read
+
+
+_count = _whole(1, 999_999_999)
+
+
 def _check(
     names: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_text: str
 ) -> argparse.ArgumentParser:
@@ -100,17 +114,6 @@ def _init(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         help=f"only this: {', '.join(PARTS)} (repeatable)",
     )
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    """Reads a whole number of an option."""
-
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and least <= int(text[:10]) <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most:,}")
-        return int(text)
-
-    return read
 
 
 def _with_target(parser: argparse.ArgumentParser) -> None:
@@ -177,13 +180,6 @@ def _kv_tile(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--access", choices=("row", "column", "ldmatrix"), help="default: all")
     group.add_argument("--pad", type=_count, metavar="BYTES", help="after each row, without a swizzle")
     group.add_argument("--width", type=_count, metavar="BYTES", help="that a lane loads: 1, 2, 4, 8 or 16")
-
-
-def _count(text: str) -> int:
-    """A whole number from 1 on."""
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
 
 
 _NOT_OPTIONS = frozenset(

@@ -38,7 +38,7 @@ MARKS = (
     ("!!  !  i", "a finding: critical, warning, note; f shows them all"),
     ("x  r", "XID; a GPU that is back"),
     ("c  j", "graph capture that failed; JIT compilation"),
-    ("b d g", "bookmark; rows dropped; gap in the recording"),
+    ("b k d g", "bookmark; a check's result; rows dropped; gap in the recording"),
     ("lane", "a row per pane: its marks, how long they last, their number"),
 )
 WORDS = (

@@ -21,6 +21,7 @@ MARKS: dict[str, tuple[str, str]] = {
     "info": ("i", "mark"),
     "capture": ("c", "mark"),
     "jit": ("j", "mark"),
+    "check": ("k", "accent"),
     "bookmark": ("b", "accent"),
     "gap": ("g", "dim"),
 }

@@ -1,0 +1,57 @@
+"""Targets without torch: for loading them, and for code that ends in a bad way."""
+
+import os
+import signal
+import time
+
+
+def add(a, b=1):
+    return a + b
+
+
+def pair(size=2):
+    return add, (size, 1)
+
+
+def single():
+    return add, 5
+
+
+def named():
+    return add, {"a": 1, "b": 2}
+
+
+def several():
+    return add, [(1, 2), {"a": 3}, 4]
+
+
+def nothing():
+    return add, []
+
+
+def no_pair():
+    return add
+
+
+def broken():
+    return {}["missing"]  # raises
+
+
+def crashes():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def exits():
+    os._exit(7)
+
+
+def hangs():
+    print("said on stdout")
+    time.sleep(600)
+
+
+class Holder:
+    make = staticmethod(pair)
+
+
+VALUE = 3

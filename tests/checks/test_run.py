@@ -1,0 +1,138 @@
+"""The child process: what becomes of code that crashes, hangs, has no torch, or says a lot."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opusmon.checks import run as running
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table, from_json, to_json
+from opusmon.checks.run import run
+
+PLAIN = Path(__file__).parent / "targets" / "plain.py"
+
+
+def graph(name, **more):
+    """A check that calls the target before anything else."""
+    return run("graph", {"target": f"{PLAIN}:{name}", "buckets": {}}, **{"limit_s": 60.0, **more})
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """An interpreter that has no packages."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+def test_without_torch_the_command_that_installs_it_is_named(bare_python):
+    result = graph("pair", python=bare_python)
+    assert result.error == "torch is not installed here"
+    assert result.remedy.startswith("pip install 'opusmon[torch]'")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("crashes", "was killed by SIGSEGV during: "), ("exits", "ended with status 7 during: ")],
+)
+def test_code_that_ends_the_process_is_named_by_its_stage(name, words):
+    result = graph(name)
+    assert words in result.error
+    assert len(result.error) > len(words) + 10
+
+
+def test_code_that_hangs_is_ended_at_the_limit_with_all_that_it_started(capfd):
+    began = time.monotonic()
+    result = graph("hangs", limit_s=8.0)
+    assert 8.0 <= time.monotonic() - began < 20
+    assert result.error.startswith("still running after 8 s during: ")
+    assert result.remedy == "--time-limit gives it longer"
+    out, err = capfd.readouterr()
+    assert (out, "said on stdout" in err) == ("", True)
+
+
+def test_what_the_users_code_raises_is_told_with_its_line():
+    result = graph("broken")
+    assert result.error.startswith("KeyError: 'missing' at ")
+    assert 'return {}["missing"]  # raises' in result.error
+
+
+def test_an_interpreter_that_is_not_there():
+    assert "does not start" in graph("pair", python="/nowhere/python").error
+
+
+def test_an_interpreter_that_is_too_old(tmp_path):
+    old = tmp_path / "python"
+    old.write_text(f"#!/bin/sh\nexit {running._TOO_OLD}\n", encoding="utf-8")
+    old.chmod(0o755)
+    assert graph("pair", python=str(old)).error == "the interpreter is older than 3.10"
+
+
+def said(tmp_path, script):
+    """What is made of a child that writes to its pipe whatever it likes."""
+    child = tmp_path / "python"
+    child.write_text(
+        f"#!{sys.executable}\nimport os, sys, json\npipe = int(sys.argv[-1])\n{script}\n", encoding="utf-8"
+    )
+    child.chmod(0o755)
+    return run("graph", {}, python=str(child), limit_s=30.0)
+
+
+def test_an_answer_longer_than_the_pipe_holds_ends_the_wait_though_the_pipe_stays_open(tmp_path):
+    """A process that the code has started holds the pipe: the answer counts, not its end."""
+    script = """
+from opusmon.checks.result import Missing, Result, to_json
+if os.fork() == 0:
+    import time
+    time.sleep(600)
+answer = Result("graph", not_measured=[Missing("x" * 100, "y")] * 3000)
+with os.fdopen(pipe, "w") as out:
+    out.write(json.dumps({"stage": "begins"}) + "\\n" + json.dumps({"result": to_json(answer)}) + "\\n")
+"""
+    began = time.monotonic()
+    result = said(tmp_path, script)
+    assert (result.error, len(result.not_measured)) == ("", 3000)
+    assert time.monotonic() - began < 20
+
+
+def test_an_answer_that_is_none_is_an_error(tmp_path):
+    assert (
+        "ended with status 0"
+        in said(tmp_path, 'os.write(pipe, b\'{"result": {"check": 3}}\\nnonsense\\n\')').error
+    )
+    assert "ended with status 0" in said(tmp_path, "pass").error
+
+
+def test_a_child_that_never_stops_writing_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "MAX_ANSWER_B", 1_000_000)
+    result = said(tmp_path, "while True: os.write(pipe, b'x' * 65536)")
+    assert result.error != ""
+
+
+def test_no_scratch_folder_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(running.tempfile, "tempdir", None)
+    graph("exits")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_result_survives_the_way():
+    result = Result(
+        "graph",
+        "a.py:f",
+        "measured",
+        [Problem("item", "reads", "a.py:3", "x.item()", "900", "keep it", facts={"count": 3})],
+        [Fact("replay_ms", 0.5, "replay 0.5 ms")],
+        [Table("times", ("name", "ms"), (("a", 1.5), ("b", None)))],
+        [Missing("bank conflicts", "no GPU")],
+    )
+    assert from_json(to_json(result)) == result
+    assert not result.clean
+    assert Result("graph", problems=[Problem("x", "y", level="note")]).clean
+
+
+def test_what_is_no_number_is_null():
+    document = to_json(Result("graph", facts=[Fact("a", float("nan"), ""), Fact("b", float("inf"), "")]))
+    assert [fact["value"] for fact in document["facts"]] == [None, None]

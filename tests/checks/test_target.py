@@ -1,0 +1,112 @@
+"""TARGET: how it is written, loaded and called."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opusmon.checks.target import TargetError, cases, load, parse_buckets
+
+PLAIN = Path(__file__).parent / "targets" / "plain.py"
+
+
+@pytest.fixture(autouse=True)
+def unchanged(monkeypatch):
+    """Loading adds to the path and to the modules, as an import does."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "plain", raising=False)
+
+
+def calls(name, buckets=None):
+    return [
+        (case.label, case.args, dict(case.kwargs), case.call())
+        for case in cases(load(f"{PLAIN}:{name}"), buckets or {})
+    ]
+
+
+def test_inputs_are_a_tuple_a_dict_or_the_single_argument():
+    assert calls("pair") == [("", (2, 1), {}, 3)]
+    assert calls("named") == [("", (), {"a": 1, "b": 2}, 3)]
+    assert calls("single") == [("", (5,), {}, 6)]
+
+
+def test_a_list_is_one_bucket_each():
+    assert calls("several") == [
+        ("inputs 1", (1, 2), {}, 3),
+        ("inputs 2", (), {"a": 3}, 4),
+        ("inputs 3", (4,), {}, 5),
+    ]
+
+
+def test_values_of_the_command_line_call_the_target_once_for_each_combination():
+    assert [(label, args) for label, args, _, _ in calls("pair", {"size": [3, 8]})] == [
+        ("size=3", (3, 1)),
+        ("size=8", (8, 1)),
+    ]
+
+
+def test_a_target_inside_a_class_and_one_in_a_module(monkeypatch):
+    assert [case.call() for case in cases(load(f"{PLAIN}:Holder.make"), {})] == [3]
+    monkeypatch.syspath_prepend(str(PLAIN.parent))
+    assert [case.call() for case in cases(load("plain:pair"), {})] == [3]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("pair", "is no target: write module:callable or file.py:callable"),
+        (":pair", "is no target"),
+        (f"{PLAIN}:", "is no target"),
+        ("/nowhere/model.py:make", "there is no file /nowhere/model.py"),
+        ("no_such_module_here:make", "there is no module named no_such_module_here"),
+        (f"{PLAIN}:missing", "has no callable named missing"),
+        (f"{PLAIN}:VALUE", "has no callable named VALUE"),
+        (f"{PLAIN}:Holder.missing", "has no callable named Holder.missing"),
+    ],
+)
+def test_what_is_no_target_is_said_in_one_line(target, words):
+    with pytest.raises(TargetError) as caught:
+        load(target)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("no_pair", "must return (fn, inputs)"), ("nothing", "empty list")]
+)
+def test_what_the_target_returns_must_be_a_pair_with_inputs(name, words):
+    with pytest.raises(TargetError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        cases(load(f"{PLAIN}:{name}"), {})
+
+
+def test_a_module_that_the_users_module_lacks_is_not_called_a_wrong_target(tmp_path):
+    (tmp_path / "lacking.py").write_text("import no_such_dependency\n", encoding="utf-8")
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        load(f"{tmp_path / 'lacking.py'}:make")
+
+
+def test_buckets_are_numbers_where_they_can_be():
+    assert parse_buckets(["batch=1,8", "rate=0.5", "kind=bf16,2"]) == {
+        "batch": [1, 8],
+        "rate": [0.5],
+        "kind": ["bf16", 2],
+    }
+
+
+@pytest.mark.parametrize("text", ["batch", "batch=", "=1", "1x=2", "a b=1"])
+def test_a_bucket_that_is_not_written_as_one(text):
+    with pytest.raises(TargetError, match="is no bucket: write name=value,value"):
+        parse_buckets([text])
+
+
+@given(st.text())
+def test_any_text_is_a_bucket_or_an_error(text):
+    try:
+        found = parse_buckets([text])
+    except TargetError:
+        return
+    ((name, values),) = found.items()
+    assert name.isidentifier()
+    assert values

@@ -1,0 +1,96 @@
+"""`opusmon check` as a user meets it: exit status, errors, marks in a recording."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from sessions import DATA
+
+from opusmon import cli
+from opusmon.recording import Recording
+
+TARGETS = Path(__file__).parents[1] / "checks" / "targets"
+DUMP_FREE = [
+    "check",
+    "kv-layout",
+    "--tile",
+    "32x64",
+    "--elem",
+    "bf16",
+    "--swizzle",
+    "128B",
+    "--access",
+    "row",
+]
+
+
+def ran(capfd, *words):
+    status = cli.main([str(word) for word in words])
+    out, err = capfd.readouterr()
+    return status, out, err
+
+
+def test_no_check_named_is_a_usage_error(capfd):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check"])
+    assert ended.value.code == 2
+    assert "CHECK" in capfd.readouterr().err
+
+
+def test_the_help_names_every_check(capfd):
+    with pytest.raises(SystemExit):
+        cli.main(["check", "--help"])
+    out = capfd.readouterr().out
+    assert all(name in out for name in ("graph", "compile", "kv-layout", "triton", "init"))
+    assert "0 clean, 1 could not run, 2 usage, 3 problems" in out
+
+
+def test_a_bucket_that_is_none_is_one_line(capfd):
+    status, out, err = ran(capfd, "check", "graph", "a.py:f", "--bucket", "batch")
+    assert (status, out) == (1, "")
+    assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
+
+
+def test_a_target_that_is_not_there_could_not_run(capfd):
+    status, out, _ = ran(capfd, "check", "graph", "/nowhere/a.py:f")
+    assert status == 1
+    assert out.startswith("check graph /nowhere/a.py:f: could not run: there is no file /nowhere/a.py\n")
+
+
+def test_findings_are_added_to_a_recording_as_marks(capfd, tmp_path):
+    path = tmp_path / "night.opusmon"
+    shutil.copy(DATA / "h200-streams.opusmon", path)
+    status, out, err = ran(
+        capfd, "check", "graph", "/nowhere/a.py:f", "--json", "--mark", path, "--mark-at", "5s"
+    )
+    assert (status, json.loads(out)["error"]) == (1, "there is no file /nowhere/a.py")
+    assert err.endswith(f"opusmon: 1 mark added to {path}\n")
+    with Recording.open(path) as recording:
+        (mark,) = [one for one in recording.marks() if one.kind == "check"]
+        assert mark.t0 == recording.t0 + 5_000_000_000
+    assert mark.text == "check graph /nowhere/a.py:f: could not run: there is no file /nowhere/a.py"
+
+
+def test_each_problem_is_a_mark_with_its_line(capfd, tmp_path):
+    path = tmp_path / "night.opusmon"
+    shutil.copy(DATA / "h200-streams.opusmon", path)
+    status, _, _ = ran(capfd, "check", "graph", f"{TARGETS / 'graph_plain.py'}:item", "--mark", path)
+    assert status == 3
+    with Recording.open(path) as recording:
+        marks = [one for one in recording.marks() if one.kind == "check"]
+        assert {one.t0 for one in marks} == {recording.t1}
+    assert marks[0].text.startswith("check graph ")
+    assert any("graph_plain.py:" in one.text for one in marks[1:])
+
+
+def test_a_recording_that_is_not_there_is_told_before_anything_runs(capfd, tmp_path):
+    status, out, err = ran(capfd, "check", "graph", "/nowhere/a.py:f", "--mark", tmp_path / "none.opusmon")
+    assert (status, out) == (1, "")
+    assert "none.opusmon" in err
+
+
+def test_clean_is_zero(capfd):
+    status, out, _ = ran(capfd, *DUMP_FREE)
+    assert status == 0, out
+    assert out.startswith("check kv-layout")
