@@ -28,6 +28,15 @@ class Reason:
     changes: tuple[Change, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """A compilation with its reason, and what it took after a restart."""
+
+    what: Compilation
+    reason: Reason
+    restart_ms: float | None
+
+
 def reasons(trace: Trace) -> list[Reason]:
     """One for each compilation of a trace, in order."""
     earlier: dict[tuple[str, str], list[Compilation]] = {}
@@ -43,7 +52,7 @@ def _reason(one: Compilation, earlier: Sequence[Compilation]) -> Reason:
     if one.at.tune >= 0:
         return Reason("autotune", AUTOTUNING)
     if one.maker == "inductor":
-        return Reason("inductor", INDUCTOR)
+        return Reason("recompile_inductor", INDUCTOR)
     if not earlier:
         return Reason("first_use", FIRST)
     changes = tuple(nearest([other.what for other in earlier], one.what))
@@ -59,10 +68,13 @@ def _reason(one: Compilation, earlier: Sequence[Compilation]) -> Reason:
 def problems(cold: Trace, warm: Trace, caches: Sequence[CacheState]) -> list[Problem]:
     """All of them, those of the serving path first."""
     labels = [times.label for times in cold.times]
+    whys = [
+        _Why(*one) for one in zip(cold.compilations, reasons(cold), after_restart(cold, warm), strict=True)
+    ]
     found = [
-        *_recompilations(cold, warm, labels),
-        *_first_uses(cold, labels),
-        *_inductor(cold, labels),
+        *_recompilations(whys, labels),
+        *_first_uses(whys, labels),
+        *_inductor(whys, labels),
         *_tunes(cold, warm, labels),
         *_restart(cold, warm),
         *_caches(cold, caches),
@@ -94,49 +106,56 @@ def _some(texts: Iterable[str], between: str = ", ") -> str:
     return between.join(held[:_MAX_NAMED]) + (f"{between}and {more} more" if more > 0 else "")
 
 
-def restart_ms(one: Compilation, warm: Trace) -> float | None:
-    """What the same kernel took with a warm cache directory; None where that was not seen."""
-    for other in warm.compilations:
-        if (other.kernel, other.defined.where, other.what) == (one.kernel, one.defined.where, one.what):
-            return other.ms
-    return None
+def after_restart(cold: Trace, warm: Trace) -> list[float | None]:
+    """What each compilation of a trace took with a filled cache directory, ms; None where it was not seen there.
+
+    Of equal ones the first belongs to the first, the second to the second.
+    """
+    held: dict[str, list[float]] = {}
+    for other in reversed(warm.compilations):
+        held.setdefault(_identity(other), []).append(other.ms)
+    return [times.pop() if (times := held.get(_identity(one))) else None for one in cold.compilations]
 
 
-def _facts(held: Sequence[Compilation], warm: Trace, labels: Sequence[str]) -> dict[str, Value]:
-    facts: dict[str, Value] = {"compilations": len(held), "compile_ms": sum(one.ms for one in held)}
-    if all("cubin" in one.stages for one in held):
-        facts["ptxas_ms"] = sum(one.stages["cubin"] for one in held)
-    again = [ms for one in held if (ms := restart_ms(one, warm)) is not None]
+def _identity(one: Compilation) -> str:
+    return repr((one.kernel, one.defined.where, one.what))
+
+
+def _facts(held: Sequence[_Why], labels: Sequence[str]) -> dict[str, Value]:
+    facts: dict[str, Value] = {"compilations": len(held), "compile_ms": sum(one.what.ms for one in held)}
+    if all("cubin" in one.what.stages for one in held):
+        facts["ptxas_ms"] = sum(one.what.stages["cubin"] for one in held)
+    again = [one.restart_ms for one in held if one.restart_ms is not None]
     if len(again) == len(held):
         facts["after_restart_ms"] = sum(again)
-    facts["bucket"] = _when((one.at for one in held), labels)
-    if held[0].defined.where:
-        facts["defined"] = held[0].defined.where
+    facts["bucket"] = _when((one.what.at for one in held), labels)
+    if held[0].what.defined.where:
+        facts["defined"] = held[0].what.defined.where
     return facts
 
 
-def _recompilations(cold: Trace, warm: Trace, labels: Sequence[str]) -> Iterator[Problem]:
+def _recompilations(whys: Sequence[_Why], labels: Sequence[str]) -> Iterator[Problem]:
     """Those of one kernel at one line by changes of the same arguments are one problem."""
-    groups: dict[tuple[object, ...], list[tuple[Compilation, Reason]]] = {}
-    for one, reason in zip(cold.compilations, reasons(cold), strict=True):
-        if reason.kind.startswith("recompile"):
-            what = tuple((change.kind, change.argument) for change in reason.changes)
-            key = (one.kernel, one.defined, one.launched, reason.kind, what, one.at.is_first)
-            groups.setdefault(key, []).append((one, reason))
-    for group in groups.values():
-        held = [one for one, _ in group]
-        first, reason = group[0]
-        times = "again" if len(group) == 1 else f"{len(group)} more times"
-        why = _some(dict.fromkeys(reason.text for _, reason in group), "; ")
-        place = _place(first.launched, first.defined)
+    groups: dict[tuple[object, ...], list[_Why]] = {}
+    for why in whys:
+        if why.reason.kind.startswith("recompile_") and why.what.maker == "triton":
+            one, changed = why.what, tuple((change.kind, change.argument) for change in why.reason.changes)
+            key = (one.kernel, one.defined, one.launched, why.reason.kind, changed, one.at.is_first)
+            groups.setdefault(key, []).append(why)
+    for held in groups.values():
+        one, reason = held[0].what, held[0].reason
+        verb = "looked up in the cache directory" if all(why.what.cached for why in held) else "compiled"
+        times = "again" if len(held) == 1 else f"{len(held)} more times"
+        texts = _some(dict.fromkeys(why.reason.text for why in held), "; ")
+        place = _place(one.launched, one.defined)
         yield Problem(
             reason.kind,
-            f"{first.kernel} was compiled {times}: {why}",
+            f"{one.kernel} was {verb} {times}: {texts}",
             place.where,
             place.line,
             change=_change(reason),
-            level=_level(first.at),
-            facts=_facts(held, warm, labels),
+            level=_level(one.at),
+            facts=_facts(held, labels),
         )
 
 
@@ -151,48 +170,48 @@ def _change(reason: Reason) -> str:
     return f"{ways}; else {WARM_UP}" if ways else WARM_UP
 
 
-def _first_uses(cold: Trace, labels: Sequence[str]) -> Iterator[Problem]:
-    kinds = reasons(cold)
-    known = [
-        one
-        for one, reason in zip(cold.compilations, kinds, strict=True)
-        if one.at.is_first and reason.kind in ("first_use", "inductor")
+def _first_uses(whys: Sequence[_Why], labels: Sequence[str]) -> Iterator[Problem]:
+    first = [
+        why.what
+        for why in whys
+        if why.what.at.is_first and why.reason.kind in ("first_use", "recompile_inductor")
     ]
-    if known:
-        names = _some(dict.fromkeys(one.kernel for one in known))
+    if first:
+        names = _some(dict.fromkeys(one.kernel for one in first))
         yield Problem(
             "first_use",
-            f"{_count(len(known), 'kernel')} compiled at the first call ({names}): {WORDS[JIT]} that only a filled "
+            f"{_count(len(first), 'kernel')} compiled at the first call ({names}): {WORDS[JIT]} that only a filled "
             "cache directory spares",
             level="note",
-            facts={"compilations": len(known), "compile_ms": sum(one.ms for one in known)},
+            facts={"compilations": len(first), "compile_ms": sum(one.ms for one in first)},
         )
-    for one, reason in zip(cold.compilations, kinds, strict=True):
-        if reason.kind == "first_use" and not one.at.is_first:
-            place = _place(one.launched, one.defined)
+    for why in whys:
+        if why.reason.kind == "first_use" and not why.what.at.is_first:
+            one, place = why.what, _place(why.what.launched, why.what.defined)
             yield Problem(
                 "first_use",
                 f"{one.kernel} was compiled for the first time after the first call: {_when([one.at], labels)}",
                 place.where,
                 place.line,
                 change=WARM_UP,
-                facts=_facts([one], Trace(), labels),
+                facts=_facts([why], labels),
             )
 
 
-def _inductor(cold: Trace, labels: Sequence[str]) -> Iterator[Problem]:
-    by_call: dict[At, list[Compilation]] = {}
-    for one, reason in zip(cold.compilations, reasons(cold), strict=True):
-        if reason.kind == "inductor" and not one.at.is_first:
-            by_call.setdefault(one.at, []).append(one)
-    for at, held in by_call.items():
+def _inductor(whys: Sequence[_Why], labels: Sequence[str]) -> Iterator[Problem]:
+    by_call: dict[tuple[int, int], list[_Why]] = {}
+    for why in whys:
+        if why.reason.kind == "recompile_inductor" and not why.what.at.is_first:
+            by_call.setdefault((why.what.at.case, why.what.at.call), []).append(why)
+    for held in by_call.values():
+        one = held[0].what
         yield Problem(
             "recompile_inductor",
-            f"torch.compile wrote and compiled {_count(len(held), 'kernel')} anew: {_when([at], labels)}",
-            held[0].launched.where,
-            held[0].launched.line,
+            f"torch.compile wrote and compiled {_count(len(held), 'kernel')} anew: {_when([one.at], labels)}",
+            one.launched.where,
+            one.launched.line,
             change=f"`opusmon check compile` names the guard that failed; else {WARM_UP}",
-            facts=_facts(held, Trace(), labels),
+            facts=_facts(held, labels),
         )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from opusmon.checks.result import Fact, Table, Value
 from opusmon.checks.triton_caches import CacheState
-from opusmon.checks.triton_problems import bucket, reasons, restart_ms
-from opusmon.checks.triton_trace import Compilation, Trace
+from opusmon.checks.triton_problems import after_restart, bucket, reasons
+from opusmon.checks.triton_trace import Compilation, Launcher, Load, Trace
 from opusmon.jit_words import JIT, MODULE, WORDS
 
+_Event = TypeVar("_Event", Compilation, Load, Launcher)
+
 MAX_ROWS = 100
+"""Of a table; its title says how many there were."""
 _LOWERING = ("ttir", "ttgir", "llir", "ptx")
 
 COLD = "empty caches (a first deployment)"
@@ -72,7 +76,12 @@ def pays(trace: Trace, title: str) -> Table:
         compiled = _of(trace.compilations, number)
         loads, launchers = _of(trace.loads, number), _of(trace.launchers, number)
         tunes = [one for one in trace.tunes if (one.at.case, one.at.call) == (number, 0)]
-        parts = [sum(one.ms for one in held) for held in (compiled, loads, launchers, tunes)]
+        parts = [
+            sum(one.ms for one in compiled),
+            sum(one.ms for one in loads),
+            sum(one.ms for one in launchers),
+            sum(one.ms for one in tunes),
+        ]
         all_compiled = sum((one.at.case, one.at.call) == (number, 0) for one in trace.compilations)
         all_loads = sum((one.at.case, one.at.call) == (number, 0) for one in trace.loads)
         rows.append(
@@ -94,7 +103,7 @@ def pays(trace: Trace, title: str) -> Table:
     return Table(f"what first calls pay: {title}", _PAYS, tuple(rows))
 
 
-def _of(events: Sequence[Compilation] | Sequence, case: int) -> list:  # type: ignore[type-arg]
+def _of(events: Sequence[_Event], case: int) -> list[_Event]:
     """Those of the first call of a case, outside of autotuning."""
     return [one for one in events if (one.at.case, one.at.call, one.at.tune) == (case, 0, -1)]
 
@@ -103,7 +112,8 @@ def compilations(cold: Trace, warm: Trace) -> Table:
     """Every kernel that was compiled, in order, with the reason."""
     labels = [times.label for times in cold.times]
     rows: list[tuple[Value, ...]] = []
-    for one, reason in list(zip(cold.compilations, reasons(cold), strict=True))[:MAX_ROWS]:
+    held = list(zip(cold.compilations, reasons(cold), after_restart(cold, warm), strict=True))
+    for one, reason, restart_ms in held[:MAX_ROWS]:
         stages = one.stages
         rows.append(
             (
@@ -118,7 +128,7 @@ def compilations(cold: Trace, warm: Trace) -> Table:
                 stages.get("frontend"),
                 sum(stages.get(name, 0.0) for name in _LOWERING) if stages else None,
                 stages.get("cubin"),
-                restart_ms(one, warm),
+                restart_ms,
             )
         )
     return Table(_title(WORDS[JIT], len(cold.compilations)), _COMPILATIONS, tuple(rows))

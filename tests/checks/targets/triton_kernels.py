@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from triton_compile_only import use_where_there_is_no_gpu  # noqa: E402
+from triton_compile_only import use_where_there_is_no_gpu
 
 DEVICE = use_where_there_is_no_gpu()
 
@@ -53,38 +54,39 @@ def tensor(n, dtype=torch.float32):
     return torch.arange(n, device=DEVICE).to(dtype)
 
 
-def strided(source, target, n, stride=1, block=64, warps=4):
-    copy_strided[(triton.cdiv(n, block),)](source, target, n, stride, BLOCK=block, num_warps=warps)
+GRID = (16,)
+
+
+def strided(source, target, n):
+    copy_strided[GRID](source, target, n, 1, BLOCK=64)
     return target
 
 
-def _calls(*named):
-    return strided, [{"target": tensor(4096), **one} for one in named]
+def every_reason():
+    """Each call differs from the first in one thing; each launch has a line of its own."""
+    target, source, halves = tensor(4096), tensor(4096), tensor(4096, torch.float16)
 
+    def call(which):
+        if which == "first":
+            copy_strided[GRID](source, target, 1024, 1, BLOCK=64)  # first
+        elif which == "same":
+            copy_strided[GRID](source, target, 2048, 1, BLOCK=64)  # same specialisation
+        elif which == "multiple of 16":
+            copy_strided[GRID](source, target, 1000, 1, BLOCK=64)  # n
+        elif which == "address":
+            copy_strided[GRID](source[1:], target, 1024, 1, BLOCK=64)  # address
+        elif which == "one":
+            copy_strided[GRID](source, target, 1024, 2, BLOCK=64)  # stride
+        elif which == "constexpr":
+            copy_strided[GRID](source, target, 1024, 1, BLOCK=128)  # block
+        elif which == "dtype":
+            copy_strided[GRID](halves, target, 1024, 1, BLOCK=64)  # dtype
+        elif which == "options":
+            copy_strided[GRID](source, target, 1024, 1, BLOCK=64, num_warps=8)  # options
+        return target
 
-def alignment_of_int():
-    return _calls({"source": tensor(4096), "n": 1024}, {"source": tensor(4096), "n": 1000})
-
-
-def alignment_of_pointer():
-    return _calls({"source": tensor(4096), "n": 1024}, {"source": tensor(4096)[1:], "n": 1024})
-
-
-def equal_to_1():
-    return _calls({"source": tensor(4096), "n": 1024}, {"source": tensor(4096), "n": 1024, "stride": 2})
-
-
-def constexpr():
-    source = tensor(4096)
-    return _calls(*({"source": source, "n": 1024, "block": block} for block in (64, 128, 256)))
-
-
-def dtype():
-    return _calls({"source": tensor(4096), "n": 1024}, {"source": tensor(4096, torch.float16), "n": 1024})
-
-
-def options():
-    return _calls({"source": tensor(4096), "n": 1024}, {"source": tensor(4096), "n": 1024, "warps": 8})
+    names = ("first", "same", "multiple of 16", "address", "one", "constexpr", "dtype", "options")
+    return call, [{"which": name} for name in names]
 
 
 def clean(n=1024):
@@ -97,7 +99,7 @@ def clean(n=1024):
 
 def tuned():
     def call(source, target, n):
-        copy_tuned[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](source, target, n)
+        copy_tuned[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](source, target, n)  # tuned
         return target
 
     return call, [(tensor(4096), tensor(4096), n) for n in (1024, 2048, 1024)]
@@ -113,6 +115,15 @@ def of_a_function():
     return call, (tensor(4096), tensor(4096), 1024)
 
 
+def own_cache():
+    """Sets a cache directory by itself, as some servers do."""
+    directory = os.environ["TEST_OWN_CACHE"]
+    os.environ["TRITON_CACHE_DIR"] = directory
+    if hasattr(triton, "knobs"):
+        triton.knobs.cache.dir = directory
+    return clean()
+
+
 def later_call():
     """Each call is another position, as of a token that is decoded."""
     position = iter(range(1024, 2048))
@@ -126,7 +137,7 @@ def later_call():
 def second_kernel():
     def call(source, target, n):
         if n > 1024:
-            copy_any[(triton.cdiv(n, 64),)](source, target, n, BLOCK=64)
+            copy_any[(triton.cdiv(n, 64),)](source, target, n, BLOCK=64)  # second kernel
             return target
         return strided(source, target, n)
 
@@ -142,7 +153,7 @@ def made_anew():
             at = tl.arange(0, BLOCK)
             tl.store(target + at, tl.load(source + at))
 
-        inner[(1,)](source, target, BLOCK=64)
+        inner[(1,)](source, target, BLOCK=64)  # anew
         return target
 
     return call, (tensor(4096), tensor(4096))
