@@ -24,6 +24,7 @@ from opusmon.checks.where import NOWHERE, Place, innermost, place
 
 _CACHES = ("TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND")
 """Environment variables that name a cache other than the directory; it would be the user's."""
+_NOTABLE_S = 0.1
 _INDUCTOR = "torch._inductor.runtime.triton_heuristics"
 
 
@@ -37,11 +38,13 @@ class Recorder:
     Attributes:
         case: the place of the case that runs, -1 before the first.
         call: the number of its call.
+        called: the line of the function that it calls, for what torch.compile does before that function runs.
     """
 
     def __init__(self, trace: Trace, private: Path) -> None:
         self.trace = trace
         self.case, self.call = -1, 0
+        self.called = NOWHERE
         self._private = str(private.resolve())
         self._functions: dict[int, tuple[int, Any]] = {}
         self._load_began_s = 0.0
@@ -85,9 +88,10 @@ class Recorder:
             self._lacks("autotuning by inductor", f"{_INDUCTOR} does not load: {error}")
             return
         import_s = time.perf_counter() - began_s
-        self.trace.facts.append(
-            f"importing inductor took {import_s:.1f} s, once, before the first call and not counted there"
-        )
+        if import_s > _NOTABLE_S:
+            self.trace.facts.append(
+                f"importing inductor took {import_s:.1f} s, once, before the first call and not counted there"
+            )
         tuner = getattr(module, "CachingAutotuner", None)
         if not hasattr(tuner, "autotune_to_one_config"):
             self._lacks("autotuning by inductor", "this torch has no CachingAutotuner.autotune_to_one_config")
@@ -158,7 +162,9 @@ class Recorder:
         return os.path.realpath(file).startswith(self._private)
 
     def _here(self) -> Place:
-        return innermost(frame for frame in traceback.extract_stack() if not self._is_private(frame.filename))
+        frames = (frame for frame in traceback.extract_stack() if not self._is_private(frame.filename))
+        found = innermost(frames)
+        return found if found.where else self.called
 
     # Loads, launchers
 

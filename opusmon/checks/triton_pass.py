@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import sys
 import time
@@ -12,6 +13,7 @@ from opusmon.checks import triton_hooks
 from opusmon.checks.result import Result
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.triton_trace import Times, Trace, write
+from opusmon.checks.where import NOWHERE, Place, is_users, place
 from opusmon.checks.worker import Options, Say
 
 NAME = "triton-pass"
@@ -65,13 +67,22 @@ def _run(options: Options, say: Say, private: Path, trace: Trace) -> None:
     if triton_hooks.hold_cache(private / "triton"):
         trace.facts.append("the target sets a cache directory of its own; here another one was used")
     for number, case in enumerate(found):
-        recorder.case = number
+        recorder.case, recorder.called = number, defined(case.fn)
         recorder.inductor()
         label = case.label or "the only inputs"
         say(f"{how}: first call, {label}")
         trace.times.append(
             _measure(case, recorder, lambda label=label: say(f"{how}: further calls, {label}"))
         )
+
+
+def defined(called: Any) -> Place:
+    """The first line of a function of the user's, also behind torch.compile and in a module; NOWHERE of another's."""
+    found = getattr(called, "_orig_mod", called)
+    found = getattr(found, "_torchdynamo_orig_callable", found)
+    found = getattr(found, "forward", found)
+    code = getattr(inspect.unwrap(found), "__code__", None)
+    return place(code.co_filename, code.co_firstlineno) if code and is_users(code.co_filename) else NOWHERE
 
 
 def _measure(case: Case, recorder: triton_hooks.Recorder, further: Any) -> Times:

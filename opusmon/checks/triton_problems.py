@@ -182,6 +182,7 @@ def _first_uses(whys: Sequence[_Why], labels: Sequence[str]) -> Iterator[Problem
             "first_use",
             f"{_count(len(first), 'kernel')} compiled at the first call ({names}): {WORDS[JIT]} that only a filled "
             "cache directory spares",
+            change="fill a directory once with such calls, and point TRITON_CACHE_DIR of every server at it or a copy",
             level="note",
             facts={"compilations": len(first), "compile_ms": sum(one.ms for one in first)},
         )

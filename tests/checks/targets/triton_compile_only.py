@@ -6,7 +6,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 
-class _Utils:
+class _Device:
     def load_binary(self, name, kernel, shared, device):
         """Module, function, registers, spills and, since 3.3, most threads."""
         found = (1, 1, 32, 0, 1024)
@@ -28,7 +28,7 @@ class _Launcher:
 
 
 class CompileOnly:
-    utils = _Utils()
+    utils = _Device()
     launcher_cls = _Launcher
 
     def get_current_target(self):
