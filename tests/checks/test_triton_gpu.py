@@ -71,19 +71,12 @@ def test_autotuning_of_each_key():
 
 
 def test_autotuning_that_is_kept():
-    if "TRITON_CACHE_AUTOTUNING" not in _words_of_triton():
+    import triton
+
+    if not hasattr(getattr(triton, "knobs", None), "autotuning"):
         pytest.skip("this Triton does not keep results of autotuning")
     result = checked("tuned", {"TRITON_CACHE_AUTOTUNING": "1"})
     assert [row["cached"] for row in table(result, "autotune runs: filled")] == [True, True]
-
-
-def _words_of_triton():
-    import triton
-
-    folder = Path(triton.__file__).parent
-    return "".join(
-        path.read_text(encoding="utf-8") for path in folder.glob("*.py") if path.name.startswith("knobs")
-    )
 
 
 def test_clean_code():
