@@ -13,7 +13,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,12 @@ class Recorder:
 
         @functools.wraps(plain)
         def compile_kernel(src: Any, *args: Any, **kwargs: Any) -> Any:
-            began_s, began_ns = time.perf_counter(), time.time_ns()
-            kernel = plain(src, *args, **kwargs)
+            began_s = time.perf_counter()
+            with _lowered(src) as lowered:
+                kernel = plain(src, *args, **kwargs)
             ms = (time.perf_counter() - began_s) * 1e3
             metadata = kernel.metadata._asdict() if hasattr(kernel.metadata, "_asdict") else {}
-            self._add_compilation(src, metadata, ms, {}, _is_older(kernel, began_ns))
+            self._add_compilation(src, metadata, ms, {}, not lowered)
             return kernel
 
         for module in (triton, triton.compiler, compiler):
@@ -343,10 +345,24 @@ def _add(runtime: Any, name: str, hook: Callable[..., None]) -> None:
         setattr(runtime, name, _both(held, hook))
 
 
-def _is_older(kernel: Any, began_ns: int) -> bool:
-    """Its metadata was in the cache directory before."""
-    paths = [path for name, path in getattr(kernel, "metadata_group", {}).items() if name.endswith(".json")]
-    return bool(paths) and Path(paths[0]).stat().st_mtime_ns < began_ns
+@contextmanager
+def _lowered(src: Any) -> Iterator[list[None]]:
+    """One entry once a source is turned into IR: what the cache directory holds is not. A file of IR always counts."""
+    found: list[None] = []
+    plain = getattr(src, "make_ir", None)
+    if plain is None:
+        yield [None]
+        return
+
+    def make_ir(*args: Any, **kwargs: Any) -> Any:
+        found.append(None)
+        return plain(*args, **kwargs)
+
+    src.make_ir = make_ir
+    try:
+        yield found
+    finally:
+        del src.make_ir
 
 
 def _specialisation(src: Any, function: Any, metadata: dict[str, Any]) -> Specialisation:
