@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -425,17 +425,21 @@ def foreign_caches() -> list[str]:
     return [name for name in _CACHES if os.environ.pop(name, None)]
 
 
-def hold_cache(directory: Path) -> bool:
-    """Point the cache at a directory, whatever the user's code has set: nothing is written to the user's own.
+def hold_caches(environment: Mapping[str, str]) -> bool:
+    """Point the caches at directories, whatever the user's code has set: nothing is written to the user's own.
+
+    Args:
+        environment: `TRITON_CACHE_DIR` and the other variables of a pass.
 
     Returns:
-        Whether it pointed elsewhere.
+        Whether a variable or Triton's knob said something else.
     """
     import triton
 
-    os.environ["TRITON_CACHE_DIR"] = str(directory)
+    elsewhere = any(os.environ.get(name) != value for name, value in environment.items())
+    os.environ.update(environment)
     cache = getattr(getattr(triton, "knobs", None), "cache", None)
-    if cache is None or str(cache.dir) == str(directory):
-        return False
-    cache.dir = str(directory)
-    return True
+    directory = environment["TRITON_CACHE_DIR"]
+    if cache is not None and str(cache.dir) != directory:
+        cache.dir, elsewhere = directory, True
+    return elsewhere

@@ -61,11 +61,13 @@ def _run(options: Options, say: Say, private: Path, trace: Trace) -> None:
     recorder.install()
     say(f"{how}: making the inputs")
     make = load(str(options["target"]))
-    triton_hooks.hold_cache(private / "triton")
+    elsewhere = triton_hooks.hold_caches(environment(private))
     found = cases(make, options.get("buckets", {}))
     trace.basis = _basis()
-    if triton_hooks.hold_cache(private / "triton"):
-        trace.facts.append("the target sets a cache directory of its own; here another one was used")
+    if triton_hooks.hold_caches(environment(private)) or elsewhere:
+        trace.facts.append(
+            "the target sets a cache directory or compile threads of its own; here others were used"
+        )
     for number, case in enumerate(found):
         recorder.case, recorder.called = number, defined(case.fn)
         recorder.inductor()
