@@ -26,6 +26,7 @@ _PAYS = (
     "steady ms",
     "pays ms",
     "compiled",
+    "from cache",
     "compile ms",
     "loads",
     "load ms",
@@ -66,7 +67,7 @@ _CACHES = (
 def pays(trace: Trace, title: str) -> Table:
     """What the first call of each bucket takes above a steady one, and for what.
 
-    What happens within autotuning counts there alone. The rest is other first use (libraries, allocations, tracing by
+    Times of what happens within autotuning count there alone. The rest is other first use (libraries, allocations, tracing by
     dynamo), and noise.
     """
     rows: list[tuple[Value, ...]] = []
@@ -82,7 +83,7 @@ def pays(trace: Trace, title: str) -> Table:
             sum(one.ms for one in launchers),
             sum(one.ms for one in tunes),
         ]
-        all_compiled = sum((one.at.case, one.at.call) == (number, 0) for one in trace.compilations)
+        cached = [one.cached for one in trace.compilations if (one.at.case, one.at.call) == (number, 0)]
         all_loads = sum((one.at.case, one.at.call) == (number, 0) for one in trace.loads)
         rows.append(
             (
@@ -90,7 +91,8 @@ def pays(trace: Trace, title: str) -> Table:
                 times.first_ms,
                 times.steady_ms,
                 extra,
-                all_compiled,
+                cached.count(False),
+                cached.count(True),
                 parts[0],
                 all_loads,
                 parts[1],
@@ -192,7 +194,7 @@ def _ago(seconds: float | None) -> str | None:
 def facts(cold: Trace, warm: Trace) -> list[Fact]:
     """The sums, and what a recording of a serving process calls all this."""
     found = []
-    if not cold.compilations and not cold.tunes:
+    if cold.times and not cold.compilations and not cold.tunes:
         found.append(Fact("kernels", 0, "this target compiled no Triton kernel"))
     for name, trace, title in (("cold", cold, COLD), ("warm", warm, WARM)):
         if trace.times:

@@ -93,7 +93,10 @@ def test_stages_of_a_compilation_add_up(every_reason):
 def test_what_each_first_call_pays(every_reason):
     rows = table(every_reason, "what first calls pay: empty caches")
     assert [row["compiled"] for row in rows] == [1, 0, 1, 1, 1, 1, 1, 1]
-    for row in rows:
+    again = table(every_reason, "what first calls pay: filled")
+    assert [row["compiled"] for row in again] == [0] * 8
+    assert [row["from cache"] for row in again] == [1, 0, 1, 1, 1, 1, 1, 1]
+    for row in (*rows, *again):
         assert row["pays ms"] == pytest.approx(row["first ms"] - row["steady ms"])
         parts = row["compile ms"] + row["load ms"] + row["launcher ms"] + row["autotune ms"]
         assert row["pays ms"] == pytest.approx(parts + row["rest ms"])
@@ -188,6 +191,7 @@ def test_a_function_that_is_made_in_each_call():
 def test_what_was_found_before_a_failure_stands():
     result, _ = checked("fails_later")
     assert result.error.startswith("ValueError: planted at ")
+    assert any(missing.what == "all that comes after the failure" for missing in result.not_measured)
     assert [row["bucket"] for row in table(result, "what first calls pay")] == ["inputs 1"]
 
 
@@ -209,6 +213,7 @@ def test_the_child_has_a_directory_that_goes_with_it_and_tells_its_stages(tmp_pa
     result = run("triton", {"target": "nowhere.py:x", "buckets": {}}, limit_s=60, say=stages.append)
     assert result.error == "there is no file nowhere.py"
     assert "empty caches: making the inputs" in stages  # the grandchild's
+    assert result.facts == []  # what did not run compiled not nothing
     assert list(tmp_path.iterdir()) == []
 
 

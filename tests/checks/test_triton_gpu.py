@@ -59,6 +59,7 @@ def test_every_reason_with_its_line_and_its_loads():
     assert [row["loads"] for row in rows] == [1, 0, 1, 1, 1, 1, 1, 1]
     again = table(result, "what first calls pay: filled cache directory")
     assert [row["loads"] for row in again] == [1, 0, 1, 1, 1, 1, 1, 1]  # a load is no compilation spared
+    assert [row["compiled"] for row in again] == [0] * 8
     assert sum(row["compile ms"] for row in again) < sum(row["compile ms"] for row in rows)
 
 

@@ -116,7 +116,7 @@ def test_autotuning_counts_once_in_what_a_first_call_pays():
     )
     ((label, first, steady, pays_ms, *rest),) = pays(trace, "x").rows
     assert (label, first, steady, pays_ms) == ("a", 50.0, 1.0, 49.0)
-    assert rest == [2, 7.0, 2, 2.0, 5.0, 1, 20.0, 49.0 - 34.0]
+    assert rest == [2, 0, 7.0, 2, 2.0, 5.0, 1, 20.0, 49.0 - 34.0]
 
 
 def test_a_trace_comes_back_as_it_was_written(tmp_path):
