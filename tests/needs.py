@@ -74,6 +74,11 @@ def _torch() -> str:
     return "" if find_spec("torch") is not None else "torch is not installed"
 
 
+def _triton() -> str:
+    """With torch, whose tensors kernels take; compiling needs no GPU."""
+    return _torch() or ("" if find_spec("triton") is not None else "triton is not installed")
+
+
 def _gpu() -> str:
     """One that torch can use."""
     if why := _torch():
@@ -95,6 +100,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "sudo": _sudo,
     "cupti": _cupti,
     "torch": _torch,
+    "triton": _triton,
     "gpu": _gpu,
 }
 """Kind to a function that says why it is not there, "" when it is."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,11 @@ def run(
     limit_s: float,
     env: Mapping[str, str] | None = None,
     own_group: bool = True,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Run a check in a child process.
+
+    Its environment names a directory of its own (`worker.SCRATCH`), which is gone when it is, however it ends.
 
     Args:
         name: a key of `worker.CHECKS`.
@@ -57,6 +60,7 @@ def run(
         limit_s: after this long it is killed.
         env: added to the environment.
         own_group: False inside a child, so that the grandchildren die with it at its limit.
+        say: told each stage that begins; inside a child its own `say`, so that the parent knows it too.
 
     Returns:
         Its result; one with an error when the child crashed or ran out of time, with the stage it was in.
@@ -66,16 +70,17 @@ def run(
         prefix="opusmon-check-", dir=os.environ.get(SCRATCH), ignore_cleanup_errors=True
     ) as scratch:
         own = {**os.environ, **(env or {}), SCRATCH: scratch}
-        return _run(name, options, python=python, limit_s=limit_s, env=own, own_group=own_group)
+        return _run(name, options, python, limit_s, own, say, own_group=own_group)
 
 
 def _run(
     name: str,
     options: Mapping[str, Any],
-    *,
     python: str,
     limit_s: float,
     env: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
     own_group: bool,
 ) -> Result:
     target = str(options.get("target", ""))
@@ -95,16 +100,17 @@ def _run(
         return Result(name, target, error=f"{python} does not start: {error.strerror}")
     os.close(writing)
     try:
-        said, in_time = _read(reading, time.monotonic() + limit_s)
+        said, in_time = _read(reading, time.monotonic() + limit_s, say)
     finally:
         os.close(reading)
         _end(child, own_group=own_group)
     return _result(name, target, said, child.returncode, limit_s if not in_time else None)
 
 
-def _read(pipe: int, deadline_s: float) -> tuple[bytes, bool]:
+def _read(pipe: int, deadline_s: float, say: Callable[[str], None]) -> tuple[bytes, bool]:
     """All that comes until the pipe closes; False when the time was up first."""
     said = bytearray()
+    told = 0
     os.set_blocking(pipe, False)
     with selectors.DefaultSelector() as ready:
         ready.register(pipe, selectors.EVENT_READ)
@@ -115,10 +121,20 @@ def _read(pipe: int, deadline_s: float) -> tuple[bytes, bool]:
             if not data or len(said) > MAX_ANSWER_B:
                 return bytes(said), True
             said += data
+            told = _tell(said, told, say)
             # The pipe may live on in a process that the user's code has started.
             if said.endswith(b"\n") and said.startswith(b'{"result"', said.rfind(b"\n", 0, -1) + 1):
                 return bytes(said), True
     return bytes(said), False
+
+
+def _tell(said: bytearray, begin: int, say: Callable[[str], None]) -> int:
+    """Pass on the stages of the lines that are whole; where the next line begins."""
+    end = said.rfind(b"\n", begin) + 1
+    for line in bytes(said[begin:end]).splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            say(str(json.loads(line)["stage"]))
+    return max(begin, end)
 
 
 def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:

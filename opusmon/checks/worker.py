@@ -27,6 +27,7 @@ CHECKS = {
     "compile": "opusmon.checks.compiled",
     "kv-layout": "opusmon.checks.kv_layout",
     "triton": "opusmon.checks.triton_jit",
+    "triton-pass": "opusmon.checks.triton_pass",
     "init": "opusmon.checks.init",
     "init-torch": "opusmon.checks.init_torch",
 }
@@ -36,6 +37,11 @@ SCRATCH = "OPUSMON_CHECK_SCRATCH"
 """Names the child's own empty folder in its environment; it goes when the child has ended."""
 
 INSTALL_TORCH = "pip install 'opusmon[torch]', or --python PATH of an environment that has torch"
+INSTALL_TRITON = (
+    "--python PATH of an environment that has triton: torch for CUDA brings it, torch for the CPU does not"
+)
+INSTALL = {"torch": INSTALL_TORCH, "triton": INSTALL_TRITON}
+"""What to do where a module is not there."""
 
 
 def main(name: str, options_json: str, pipe: int) -> None:
@@ -64,8 +70,10 @@ def run(name: str, options: Options, say: Say) -> Result:
     except TargetError as error:
         return Result(name, target, error=str(error))
     except ModuleNotFoundError as error:
-        if error.name in ("torch", "triton"):
-            return Result(name, target, error=f"{error.name} is not installed here", remedy=INSTALL_TORCH)
+        if error.name in INSTALL:
+            return Result(
+                name, target, error=f"{error.name} is not installed here", remedy=INSTALL[error.name]
+            )
         return _failed(name, target, error)
     except Exception as error:
         return _failed(name, target, error)

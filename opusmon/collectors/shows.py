@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opusmon.jit_words import JIT, WORDS
+
 LATENCY: tuple[str, ...] = (
     "TTFT, ITL and E2E: p50, p95 and p99, and a heat map over time",
     "requests running and waiting, KV cache use, prefix hits, tokens per second",
@@ -20,6 +22,6 @@ STALLS: tuple[str, ...] = (
     "sync waits over 5 ms, with process, thread and stream",
     "off-CPU time and run-queue latency of the watched threads",
     "CUDA graph captures that fail, with the call that broke them",
-    "JIT compilation: ptxas and its parent process",
+    f"{WORDS[JIT]}: ptxas and its parent process",
     "a histogram of durations",
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from opusmon.jit_words import WARM_UP
 from opusmon.schema import Rows
 from opusmon.times import format_duration
 from opusmon.triage.cuda_names import innermost, process_name, text_of, thread_name
@@ -141,7 +142,7 @@ def jit_while_serving(scene: Scene) -> Iterator[Finding]:
             f"{subject} compiled code while serving: {program} {numbers_of(one)}",
             (Evidence("program", program), *evidence_of(scene, one, "jit")),
             cause="likely a shape, dtype or batch size that was not compiled before: Triton, inductor or nvcc",
-            next="warm up with that shape, and keep the compiler's cache across restarts",
+            next=WARM_UP,
             is_state=False,
         )
 

@@ -10,8 +10,8 @@ from opusmon.collectors.ebpf.stall_btf import exit_code_offset
 from opusmon.collectors.ebpf.stall_maps import OF_CUDA, OF_TLS, StallMaps, descendants, parents
 from opusmon.collectors.ebpf.stall_ration import GROUPS, Sampled
 from opusmon.collectors.ebpf.stall_tracepoints import POINTS, Point, misfit
-from opusmon.collectors.ebpf.stall_words import COMPILERS
 from opusmon.collectors.ebpf.symbols import STALL_ENTRIES, TLS_ENTRIES
+from opusmon.jit_words import COMPILERS
 
 
 class StallProbes:

@@ -13,24 +13,6 @@ from opusmon.cuda_codes import CAPTURE_CODES
 KINDS = ("", "wait", "off_cpu", "run_queue", "futex", "jit", "capture", "init_in_capture", "tls")
 """`kind` of an event of the kernel, by number."""
 
-COMPILERS = (
-    "ptxas",
-    "ptxas-blackwell",
-    "nvlink",
-    "cicc",
-    "nvcc",
-    "fatbinary",
-    "cudafe++",
-    "tileiras",
-    "clang",
-    "clang++",
-    "gcc",
-    "g++",
-    "cc",
-    "c++",
-)
-"""Programs that a serving process runs when it compiles kernels or their launchers. At most 16."""
-
 _EVENTS, _NETWORK, _FILES, _SLEEP = "waiting for events", "network", "I/O", "sleep"
 _DRIVER, _MEMORY, _CHILD = "driver call", "memory mapping", "waiting for a child process"
 _REASONS = {

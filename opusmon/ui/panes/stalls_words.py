@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from opusmon.cuda_codes import RESULTS
+from opusmon.jit_words import JIT, MODULE, WORDS
 from opusmon.triage.severity import CRIT, NONE, NOTE, WARN
 from opusmon.ui import units
 from opusmon.ui.glyphs import Glyphs
@@ -26,12 +27,12 @@ class Kind:
 KINDS: tuple[Kind, ...] = (
     Kind("capture", "c", "capture", "CUDA graph capture"),
     Kind("init_in_capture", "i", "ctx init", "initialisation inside a graph capture"),
-    Kind("jit", "j", "jit", "JIT compilation"),
+    Kind(JIT, "j", "jit", WORDS[JIT]),
     Kind("wait", "w", "sync wait", "wait for the GPU"),
     Kind("off_cpu", "o", "off-cpu", "thread off the CPU"),
     Kind("run_queue", "q", "run queue", "thread ready to run, waiting for a CPU"),
     Kind("futex", "f", "futex", "wait for another thread"),
-    Kind("module", "m", "module", "module or library loading after warm-up"),
+    Kind(MODULE, "m", "module", f"{WORDS[MODULE]} after warm-up"),
     Kind("alloc", "a", "alloc", "device memory allocated after warm-up"),
     Kind("free", "r", "free", "device memory released after warm-up"),
     Kind("page_faults", "p", "faults", "page faults"),
