@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opusmon.checks.banks import LANES, Access
+from opusmon.checks.basis import of_torch
 from opusmon.checks.nvrtc import CannotMeasure, Kernel
 
 WARPS = 32
@@ -187,9 +188,7 @@ class Gpu:
 
     def describe(self) -> str:
         """Device, driver, CUDA and torch."""
-        torch = self._torch
-        name = torch.cuda.get_device_name(torch.cuda.current_device())
-        return f"{name}{_driver()}, CUDA {torch.version.cuda}, torch {torch.__version__}"
+        return of_torch()
 
     @property
     def index(self) -> int:
@@ -200,11 +199,3 @@ class Gpu:
             return int(physical(current)) if physical is not None else current
         except (RuntimeError, ValueError, IndexError):
             return current
-
-
-def _driver() -> str:
-    try:
-        with open("/sys/module/nvidia/version", encoding="ascii") as file:  # noqa: PTH123  (one line of sysfs)
-            return f", driver {file.read().strip()}"
-    except OSError:
-        return ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opusmon.checks.basis import of_torch
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
 from opusmon.checks.target import cases, load
 from opusmon.checks.worker import SCRATCH, Say
@@ -88,14 +88,7 @@ def _basis(device: Any) -> str:
     if device is None:
         threads = torch.get_num_threads()
         return f"run on the CPU ({threads} thread{'s' if threads != 1 else ''}), torch {torch.__version__}"
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    driver = re.search(r"\s(\d{3,}(?:\.\d+)+)\s", text)
-    shown = f"driver {driver.group(1)}, " if driver else ""
-    name = torch.cuda.get_device_name(device)
-    return f"measured on {name}, {shown}CUDA {torch.version.cuda}, torch {torch.__version__}"
+    return f"measured on {of_torch(device)}"
 
 
 def _operators(result: Result, given: Sequence[Case], registered: set[str], say: Say) -> None:

@@ -6,18 +6,16 @@ all there is to load says nothing of a first use.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from opusmon.checks.basis import of_torch
 from opusmon.checks.graph_words import BREAKING
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.run import run
 from opusmon.checks.where import of_error
 from opusmon.checks.worker import Say
-from opusmon.nvrm import PROC_VERSION, module_version
 
 PART_LIMIT_S = 86_400.0
 """The parts end with the check, at its own limit."""
@@ -40,7 +38,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         return result
     captures = Captures(options, say)
     captures.all()
-    result.basis = _basis(torch)
+    result.basis = f"measured on {of_torch()}; `static:` where a recorded call says so"
     result.problems = merged(captures.problems, result.problems, captured=captures.is_captured)
     result.facts += captures.facts
     result.tables = [*captures.tables(), *result.tables]
@@ -217,14 +215,3 @@ def _whether(part: Result) -> str:
 
 def _on_gpu(static: Result) -> bool:
     return "cuda" in str(_fact(static, "devices"))
-
-
-def _basis(torch: Any) -> str:
-    try:
-        driver = module_version(Path(PROC_VERSION).read_text(encoding="utf-8"))
-    except OSError:
-        driver = ""
-    cuda = re.sub(r"[^0-9.]", "", str(torch.version.cuda))
-    said = [f"driver {driver}"] if driver else []
-    said += [f"CUDA {cuda}", f"torch {torch.__version__}"]
-    return f"measured on {torch.cuda.get_device_name()}, {', '.join(said)}; `static:` where a recorded call says so"

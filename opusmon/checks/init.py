@@ -11,11 +11,10 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+from opusmon.checks import basis
 from opusmon.checks.init_costs import FIRST_RUNTIME_CALLS, driver_work, runtime_work
 from opusmon.checks.init_driver import Driver, ptx, runtime_path
 from opusmon.checks.init_fork import Stages, Work, run_forks, run_one
@@ -27,7 +26,6 @@ from opusmon.checks.init_words import problems, safe_order
 from opusmon.checks.result import Fact, Missing, Result
 from opusmon.checks.run import run
 from opusmon.checks.worker import INSTALL_TORCH, Options, Say
-from opusmon.nvrm import PROC_VERSION, module_version
 
 HANG_S = 30.0
 """A repetition that runs longer has hung."""
@@ -127,11 +125,8 @@ def _host(stages: Stages, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _basis(said: Mapping[str, Any]) -> str:
-    version = ""
-    with suppress(OSError):
-        version = module_version(Path(PROC_VERSION).read_text(encoding="utf-8", errors="replace"))
     cuda = f"CUDA {said['cuda'] // 1000}.{said['cuda'] % 1000 // 10}"
-    return f"measured on {said['name']}, driver {version or 'of unknown version'}, {cuda}"
+    return f"measured on {said['name']}, {basis.driver()}, {cuda}"
 
 
 def _costs(plan: _Plan, lab: Lab, result: Result, say: Say) -> Costs:

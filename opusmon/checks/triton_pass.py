@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from opusmon.checks import triton_hooks
+from opusmon.checks.basis import of_torch
 from opusmon.checks.result import Result
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.triton_trace import Times, Trace, write
@@ -121,27 +122,10 @@ def _basis() -> str:
     versions = f"triton {triton_hooks.version()}"
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        versions = f"torch {torch.__version__}, {versions}"
         if torch.cuda.is_available():
-            gpu = f"{torch.cuda.get_device_name()}, driver {_driver()}, CUDA {torch.version.cuda}"
-            return f"measured on {gpu}, {versions}"
+            return f"measured on {of_torch()}, {versions}"
+        versions = f"torch {torch.__version__}, {versions}"
     try:
         return f"compiled for {triton_hooks.target()}, no GPU is visible here, {versions}"
     except Exception as error:
         return f"no GPU is visible to Triton ({str(error).splitlines()[0]}), {versions}"
-
-
-def _driver() -> str:
-    try:
-        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
-    except OSError:
-        return _driver_of_proc()
-
-
-def _driver_of_proc() -> str:
-    """The version is the first word with dots of `NVRM version: NVIDIA UNIX ... Kernel Module  580.159.04  ...`."""
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split()
-    except OSError:
-        return "unknown"
-    return next((word for word in words if word.replace(".", "").isdigit() and "." in word), "unknown")

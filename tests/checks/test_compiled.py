@@ -35,9 +35,9 @@ def torch_warnings_off():
 def scratch(tmp_path_factory):
     """One cache directory for all tests: inductor's own start takes longest."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-            patch.setenv(name, "")
-        patch.setenv(SCRATCH, str(tmp_path_factory.mktemp("scratch")))
+        folder = str(tmp_path_factory.mktemp("scratch"))
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", SCRATCH):
+            patch.setenv(name, folder)
         with torch_warnings_off():
             importlib.import_module("opusmon.checks.compiled_inductor")
         yield

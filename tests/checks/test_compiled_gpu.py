@@ -84,6 +84,7 @@ def test_the_basis_names_device_driver_cuda_and_torch():
     assert torch.version.cuda in basis
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", ["chain"])
 def test_as_many_kernels_run_as_are_reported(name):
     """Counted by the profiler, which knows nothing of inductor."""

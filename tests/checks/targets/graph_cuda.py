@@ -154,7 +154,7 @@ class Cache(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("kept", torch.zeros(64, 16))
-        self.register_buffer("at", torch.zeros(8, dtype=torch.int64))
+        self.register_buffer("at", torch.arange(8))
 
     def forward(self, x):
         self.kept.index_copy_(0, self.at, x)
