@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,40 @@ def decode_many(stored: Iterable[Stored], dtype: Dtype) -> dict[Any, bytes | Non
     return found
 
 
+def decode_in_order(
+    stored: Iterable[Stored], dtype: Dtype, check: Callable[[int], None]
+) -> tuple[Rows, list[Any]]:
+    """Rows of chunks in the order of their ids, and the ids of the damaged ones.
+
+    Args:
+        stored: the chunks, in any order.
+        dtype: what they hold.
+        check: called with the bytes of rows so far; may raise when they are too many.
+    """
+    whole: dict[Any, tuple[int, bytes]] = {}
+    damaged: list[Any] = []
+    size_b = 0
+    for chunk in stored:
+        data = plain(chunk, dtype.itemsize)
+        if data is None:
+            damaged.append(chunk.id)
+        else:
+            whole[chunk.id] = chunk.n, data
+            size_b += len(data)
+            check(size_b)
+    ids = sorted(whole)
+    lengths = np.array([whole[number][0] for number in ids], np.int64)
+    ends = np.cumsum(lengths)
+    rows = np.empty(int(lengths.sum()), dtype)
+    for n in np.unique(lengths).tolist():
+        members = np.flatnonzero(lengths == n)
+        block = columns_of([whole[ids[place]][1] for place in members.tolist()], n, dtype, dtype.names or ())
+        if len(members) == len(ids):
+            return block.reshape(-1), damaged
+        rows[(ends[members] - n)[:, None] + np.arange(n)] = block
+    return rows, damaged
+
+
 def join(parts: Iterable[bytes], dtype: Dtype) -> Rows:
     """Row bytes one after another as an array of its own."""
     return np.frombuffer(bytearray().join(parts), dtype)
@@ -82,13 +116,9 @@ def columns_of(blobs: Sequence[bytes], n: int, dtype: Dtype, names: Sequence[str
     Returns:
         Structured array of those columns, shape (chunks, n).
     """
-    table = np.frombuffer(b"".join(blobs), np.uint8).reshape(len(blobs), n * dtype.itemsize)
+    stored = np.dtype([(name, dtype[name], (n,)) for name in dtype.names or ()])
+    table = np.frombuffer(b"".join(blobs), stored)
     out = np.empty((len(blobs), n), dtype=np.dtype([(name, dtype[name]) for name in names]))
-    offset = 0
-    for name in dtype.names or ():
-        column = dtype[name]
-        width = n * column.itemsize
-        if name in names:
-            out[name] = np.ascontiguousarray(table[:, offset : offset + width]).view(column)
-        offset += width
+    for name in names:
+        out[name] = table[name]
     return out

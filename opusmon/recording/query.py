@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from opusmon import stats
+from opusmon.clock import NS
 from opusmon.codec import MAX_CHUNK_B
 from opusmon.recording.cache import RowsCache
-from opusmon.recording.decode import Stored, columns_of, decode_many, join, plain
+from opusmon.recording.decode import Stored, columns_of, decode_in_order, decode_many, join, plain
 from opusmon.recording.rollup import GROUPS_NS, LEVELS_NS, stored_dtype
 from opusmon.recording.store import I64_MAX, RecordingError, clamp
 from opusmon.schema import Channel, Rows, sort_rows
@@ -26,10 +27,15 @@ MAX_QUERY_B = 512 * 1024 * 1024
 BLOCK = 512
 """Stored chunks decoded together."""
 
-_CHUNKS = """
-SELECT id, n FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
+LONG_NS = 550 * NS
+"""Ranges from this length on are read past the cache: whoever asks for one goes through the file, and comes by once."""
+
+_WITHIN = """
+FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
     AND t0 > :a - COALESCE((SELECT max_ns FROM span WHERE channel=:c), 4611686018427387904)
 """
+_CHUNKS = "SELECT id, n" + _WITHIN
+_WHOLE_CHUNKS = "SELECT id, n, codec, data" + _WITHIN
 _ROLLUPS = "SELECT id FROM rollup WHERE channel=? AND level=? AND t1>? AND t1<=? AND t0<?"
 # In the order of the table, not of the index: one pass over the file instead of a jump per chunk.
 _COUNTS = """
@@ -78,15 +84,22 @@ class ChunkReader:
         """
         if t0 >= t1:
             return np.empty(0, channel.dtype)
+        if t1 - t0 >= LONG_NS:
+            return cut(sort_rows(self._long(number, channel, t0, t1)), t0, t1)
         sizes = self.sizes_b(number, channel, t0, t1)
-        size_b = sum(sizes.values())
-        if size_b > MAX_QUERY_B:
-            raise RecordingError(
-                f"{size_b // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
-            )
+        _check_size(channel, sum(sizes.values()))
         chunks = self.chunks(number, channel, list(sizes))
         rows = join((chunks[i] for i in sizes if i in chunks), channel.dtype)
         return cut(sort_rows(rows), t0, t1)
+
+    def _long(self, number: int, channel: Channel, t0: int, t1: int) -> Rows:
+        """Rows of all chunks that may have some in the range, in arrival order; nothing is taken from the cache."""
+        found = self.connection.execute(_WHOLE_CHUNKS, {"c": number, "a": clamp(t0), "b": clamp(t1)})
+        rows, damaged = decode_in_order(
+            (Stored(*row) for row in found), channel.dtype, lambda size_b: _check_size(channel, size_b)
+        )
+        self.damaged.update((number, chunk) for chunk in damaged)
+        return rows
 
     def chunks(self, number: int, channel: Channel, ids: Sequence[int]) -> dict[int, bytes]:
         """Row bytes of a channel's chunks by id, without the damaged ones.
@@ -226,6 +239,18 @@ class ChunkReader:
         sql = "SELECT origin FROM chunk WHERE id=?"
         rows = ((number, self.connection.execute(sql, (number,)).fetchone()) for number in ids)
         return {number: str(row[0]) for number, row in rows if row is not None}
+
+
+def _check_size(channel: Channel, size_b: int) -> None:
+    """Whether that many bytes of rows may be given.
+
+    Raises:
+        RecordingError: they are too many.
+    """
+    if size_b > MAX_QUERY_B:
+        raise RecordingError(
+            f"{size_b // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from importlib import import_module
 from opusmon.clock import NS
 from opusmon.triage.finding import Finding, merge
 from opusmon.triage.scene import RULES, Rule, Scene, View
+from opusmon.triage.trail import Trail
 
 MODULES: tuple[str, ...] = (
     "rules_gpu",
@@ -78,6 +79,7 @@ def look_over(
         progress: called with the pieces done and in all.
     """
     wanted = [one for name, one in rules().items() if not only or name in set(only)]
+    trail = Trail(view)
     starts = range(t0, max(t1, t0 + 1), PIECE_NS)
     found: dict[str, list[Finding]] = {one.name: [] for one in wanted}
     for done, start in enumerate(starts):
@@ -86,7 +88,7 @@ def look_over(
         for one in wanted:
             begin = max(t0, start - one.lookback_ns)
             if begin not in scenes:
-                scenes[begin] = Scene(view, begin, end, *(() if limits is None else (limits,)))
+                scenes[begin] = Scene(trail, begin, end, *(() if limits is None else (limits,)))
             found[one.name].extend(run_rule(one, scenes[begin]))
         if progress is not None:
             progress(done + 1, len(starts))
