@@ -139,6 +139,18 @@ class ChunkReader:
         parts.append(np.empty(0, stats.rollup_dtype(channel, fields)))
         return stats.merge_rollups(parts, step_ns)
 
+    def extremes(self, number: int, channel: Channel, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """The widest stored buckets that have all rows with `t0 < t <= t1`, and some around them.
+
+        None where not all of those rows are in buckets yet, or where a bucket cannot be decoded.
+        """
+        width = LEVELS_NS[-1]
+        if self._sealed(number, width) <= t1:
+            return None
+        low, high = (t0 + 1) // width * width, (t1 // width + 1) * width
+        request = _Binning(number, channel, tuple(fields), width)
+        return self._buckets(request, len(LEVELS_NS) - 1, low, high)
+
     def _bins(self, request: _Binning, begin: int, end: int, level: int) -> list[Rows]:
         """Partial bins over `begin <= t < end`.
 

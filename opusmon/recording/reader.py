@@ -180,6 +180,21 @@ class Recording:
         with self._reading():
             return self._reader.binned(number, known, fields, t0, t1, step_ns)
 
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """Stored summaries of fields that cover all rows with `t0 < t <= t1`, and rows up to 10 minutes around them.
+
+        Columns are those of `binned`, and much cheaper to read than the rows: what lies within `{f}_min` and `{f}_max`
+        is certain. None where the file has no such summaries of the whole range.
+
+        Raises:
+            RecordingError: no such channel, or a damaged file.
+        """
+        known, number = self._find(channel)
+        if not set(fields) <= set(known.values):
+            return None
+        with self._reading():
+            return self._reader.extremes(number, known, fields, t0, t1)
+
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
         """The newest row of every key with `t - lookback_ns < t' <= t`, sorted by key.
 

@@ -134,7 +134,8 @@ def _usl(points: Points, rates: Floats) -> tuple[Floats, Floats]:
         found = (tried_fitted - rates) ** 2 @ w
         better = found < error
         settled = np.abs(found - error) <= 1e-6 * error
-        damping *= np.where(better, 0.1, 10)
+        # Without any damping columns that say the same, as of two loads, could not be solved for.
+        damping = np.maximum(damping * np.where(better, 0.1, 10), 1e-9)
         if better.all():
             now, error, fitted, gains = tried, found, tried_fitted, tried_gains
         elif better.any():

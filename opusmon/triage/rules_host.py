@@ -340,7 +340,10 @@ def cgroup_memory_near_limit(scene: Scene) -> Iterator[Finding]:
 # -- processes ---------------------------------------------------------------------------------------------------
 
 
-@rule("process")
+@rule(
+    "process",
+    quiet=lambda scene: scene.stays_below("process", run_delay_pct=scene.limits["run_delay_pct_warn"]),
+)
 def process_starved(scene: Scene) -> Iterator[Finding]:
     """The main thread of a serving process waits for a CPU that others use.
 

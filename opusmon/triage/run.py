@@ -56,7 +56,9 @@ def look(
 
 def run_rule(one: Rule, scene: Scene) -> Iterator[Finding]:
     """The findings of a rule; none where the session has nothing that it reads."""
-    if any(channel in scene.view.channels and len(scene.rows(channel)) for channel in one.channels):
+    if not one.quiet(scene) and any(
+        channel in scene.view.channels and len(scene.rows(channel)) for channel in one.channels
+    ):
         yield from one.find(scene)
 
 

@@ -76,6 +76,10 @@ class Trail:
         """As the view below gives it."""
         return self._view.binned(channel, fields, t0, t1, step_ns)
 
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """As the view below gives it."""
+        return self._view.extremes(channel, fields, t0, t1)
+
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
         """As the view below gives it."""
         return self._view.latest(channel, t, lookback_ns)
