@@ -87,7 +87,9 @@ class ChunkReader:
         if t1 - t0 >= LONG_NS:
             return cut(sort_rows(self._long(number, channel, t0, t1)), t0, t1)
         sizes = self.sizes_b(number, channel, t0, t1)
-        _check_size(channel, sum(sizes.values()))
+        size_b = sum(sizes.values())
+        if size_b > MAX_QUERY_B:
+            raise _too_much(channel)
         chunks = self.chunks(number, channel, list(sizes))
         rows = join((chunks[i] for i in sizes if i in chunks), channel.dtype)
         return cut(sort_rows(rows), t0, t1)
@@ -95,10 +97,10 @@ class ChunkReader:
     def _long(self, number: int, channel: Channel, t0: int, t1: int) -> Rows:
         """Rows of all chunks that may have some in the range, in arrival order; nothing is taken from the cache."""
         found = self.connection.execute(_WHOLE_CHUNKS, {"c": number, "a": clamp(t0), "b": clamp(t1)})
-        rows, damaged = decode_in_order(
-            (Stored(*row) for row in found), channel.dtype, lambda size_b: _check_size(channel, size_b)
-        )
+        rows, damaged = decode_in_order(found, channel.dtype, MAX_QUERY_B)
         self.damaged.update((number, chunk) for chunk in damaged)
+        if rows is None:
+            raise _too_much(channel)
         return rows
 
     def chunks(self, number: int, channel: Channel, ids: Sequence[int]) -> dict[int, bytes]:
@@ -200,7 +202,7 @@ class ChunkReader:
             held = self.cache.get(key)
             if held is None:
                 for stored in self._fetch("rollup", [number]):
-                    data = plain(stored, stored_as.itemsize)
+                    data = plain(stored.n, stored.codec, stored.data, stored_as.itemsize)
                     if data is None:
                         return None
                     columns = columns_of([data], stored.n, stored_as, wanted.names or ())
@@ -253,16 +255,10 @@ class ChunkReader:
         return {number: str(row[0]) for number, row in rows if row is not None}
 
 
-def _check_size(channel: Channel, size_b: int) -> None:
-    """Whether that many bytes of rows may be given.
-
-    Raises:
-        RecordingError: they are too many.
-    """
-    if size_b > MAX_QUERY_B:
-        raise RecordingError(
-            f"{size_b // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
-        )
+def _too_much(channel: Channel) -> RecordingError:
+    return RecordingError(
+        f"over {MAX_QUERY_B // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
+    )
 
 
 @dataclass(frozen=True, slots=True)

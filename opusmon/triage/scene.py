@@ -41,7 +41,7 @@ def _split(rows: Rows, keys: tuple[str, ...]) -> Iterator[tuple[tuple[int, ...],
     order = np.lexsort(columns[::-1])
     placed = columns[:, order]
     edges = np.flatnonzero((placed[:, 1:] != placed[:, :-1]).any(axis=0)) + 1
-    parts = np.split(rows[order], edges)
+    parts = np.split(rows.take(order), edges)  # far quicker than `rows[order]`
     for value, part in zip(placed[:, [0, *edges]].T.tolist(), parts, strict=True):
         yield tuple(value), part
 
