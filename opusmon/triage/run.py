@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 
 from opusmon.clock import NS
@@ -80,9 +80,26 @@ def look_over(
         only: names of rules, all of them when empty.
         progress: called with the pieces done and in all.
     """
+    return merged(gathered(view, t0, t1, pieces(t0, t1), limits, only, progress))
+
+
+def pieces(t0: int, t1: int) -> range:
+    """Where the pieces of a range begin."""
+    return range(t0, max(t1, t0 + 1), PIECE_NS)
+
+
+def gathered(
+    view: View,
+    t0: int,
+    t1: int,
+    starts: Sequence[int],
+    limits: Mapping[str, float] | None = None,
+    only: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, list[Finding]]:
+    """What each rule finds in some of the `pieces` of a range, piece by piece; the rest as for `look_over`."""
     wanted = [one for name, one in rules().items() if not only or name in set(only)]
     trail = Trail(view)
-    starts = range(t0, max(t1, t0 + 1), PIECE_NS)
     found: dict[str, list[Finding]] = {one.name: [] for one in wanted}
     for done, start in enumerate(starts):
         end = min(start + PIECE_NS, t1)
@@ -94,5 +111,10 @@ def look_over(
             found[one.name].extend(run_rule(one, scenes[begin]))
         if progress is not None:
             progress(done + 1, len(starts))
-    every = [finding for one in wanted for finding in merge(found[one.name], one.join_ns)]
+    return found
+
+
+def merged(found: Mapping[str, Iterable[Finding]]) -> list[Finding]:
+    """Findings of all pieces as one list, in the order of time."""
+    every = [finding for name, each in found.items() for finding in merge(each, rules()[name].join_ns)]
     return sorted(every, key=lambda one: (one.t0, -one.severity, one.rule, one.subject))

@@ -231,7 +231,7 @@ class Day:
             limit_requests=1000, left_requests=self.counts(800, k), own_ns=self.noisy(2e5, k), own_chunk_ns=5e3, reused=1,
         )  # fmt: skip
         flying = self.rows(
-            "request_open", at, OPEN, 0.6, **seen, label=labels[0], number=np.repeat(4 * at, OPEN) + np.tile(range(OPEN), n),
+            "request_open", at, OPEN, 0.6, **seen, label=labels[0], number=np.repeat(at // 8 * OPEN, OPEN) + np.tile(range(OPEN), n),
             phase="answering", age_ns=self.noisy(3e9, OPEN * n, 0.3), ttft_ns=3e8, chunks=self.counts(80, OPEN * n),
             silent_ns=self.noisy(3e7, OPEN * n), no_token_ns=self.noisy(3e7, OPEN * n),
         )  # fmt: skip
