@@ -26,6 +26,8 @@ LEAST_PIECES = 24
 
 Found = dict[str, list[Finding]]
 
+_HERE = str(Path(__file__).resolve())
+
 
 def look_over(
     recording: Recording,
@@ -67,18 +69,21 @@ def look_over(
 
 def to_json(found: Mapping[str, Iterable[Finding]]) -> str:
     """Findings by rule with all that they have."""
-    return json.dumps({name: [asdict(one) for one in each] for name, each in found.items()})
+    plain = {name: [asdict(one) for one in each] for name, each in found.items()}
+    return json.dumps({"by": _HERE, "found": plain})
 
 
-def from_json(text: bytes) -> Found:
-    """What `to_json` wrote.
+def from_json(text: str | bytes) -> Found:
+    """What `to_json` of this very file wrote.
 
     Raises:
-        ValueError: it is something else.
-        TypeError: likewise.
+        ValueError: it is something else, or of another installation, whose rules may be others.
+        TypeError: it is something else.
     """
-    body: dict[str, list[dict[str, Any]]] = json.loads(text)
-    return {name: [_finding(**one) for one in each] for name, each in body.items()}
+    body = json.loads(text)
+    if not isinstance(body, dict) or body.get("by") != _HERE:
+        raise ValueError("not from here")
+    return {name: [_finding(**one) for one in each] for name, each in body["found"].items()}
 
 
 def _finding(evidence: list[dict[str, Any]], **fields: Any) -> Finding:

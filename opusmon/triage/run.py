@@ -99,7 +99,7 @@ def gathered(
 ) -> dict[str, list[Finding]]:
     """What each rule finds in some of the `pieces` of a range, piece by piece; the rest as for `look_over`."""
     wanted = [one for name, one in rules().items() if not only or name in set(only)]
-    trail = Trail(view)
+    trail = Trail(view, PIECE_NS + max((one.lookback_ns for one in wanted), default=0))
     found: dict[str, list[Finding]] = {one.name: [] for one in wanted}
     for done, start in enumerate(starts):
         end = min(start + PIECE_NS, t1)

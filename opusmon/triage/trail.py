@@ -30,10 +30,12 @@ class Trail:
 
     Args:
         view: where rows are read; rows of a range that was read must not change meanwhile.
+        reach_ns: how long a range will be asked for; of longer ones the first is read again.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, reach_ns: int = 0) -> None:
         self._view = view
+        self._reach_ns = reach_ns
         self._held: dict[str, _Held] = {}
 
     @property
@@ -54,11 +56,12 @@ class Trail:
     def query(self, channel: str, t0: int, t1: int) -> Rows:
         """Rows with t0 < t <= t1 in time order. Do not write to them."""
         held = self._held.get(channel)
-        if held is None or t0 > held.end:
-            held = self._held[channel] = _Held(t0, t1, self._view.query(channel, t0, t1), t1 - t0)
-            return held.rows
-        if t1 < held.end and t0 < held.begin:  # far back: nobody will pass there again
+        # What lies far back nobody will pass again.
+        if t0 >= t1 or (held is not None and t0 < held.begin and t1 < held.end):
             return self._view.query(channel, t0, t1)
+        if held is None or t0 > held.end:
+            held = self._held[channel] = _Held(t0, t1, self._view.query(channel, t0, t1), self._reach_ns)
+            return held.rows
         kind = self.channels[channel]
         held.reach_ns = max(held.reach_ns, t1 - t0)
         if t1 > held.end:
