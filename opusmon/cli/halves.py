@@ -24,6 +24,9 @@ from opusmon.window import Window
 LEAST_PIECES = 24
 """Four hours take one process 2 s; what is shorter is not worth starting another one."""
 
+HEAD_START = 18
+"""The child has that part of all pieces less to do: it starts later, and reads some hours before its own."""
+
 Found = dict[str, list[Finding]]
 
 _HERE = str(Path(__file__).resolve())
@@ -51,7 +54,8 @@ def look_over(
     starts = run.pieces(t0, t1)
     if len(starts) < LEAST_PIECES or len(os.sched_getaffinity(0)) < 2:
         return run.look_over(Window.over(recording), t0, t1, limits, progress=progress)
-    first, second = starts[: len(starts) // 2], starts[len(starts) // 2 :]
+    middle = (len(starts) + len(starts) // HEAD_START) // 2
+    first, second = starts[:middle], starts[middle:]
 
     def look(part: Sequence[int]) -> Found:
         return run.gathered(Window.over(recording), t0, t1, part, limits, progress=progress)

@@ -117,7 +117,19 @@ def columns_of(blobs: Sequence[bytes], n: int, dtype: Dtype, names: Sequence[str
     Returns:
         Structured array of those columns, shape (chunks, n).
     """
-    stored = np.dtype([(name, dtype[name], (n,)) for name in dtype.names or ()])
+    offsets: dict[str, int] = {}
+    at = 0
+    for name in dtype.names or ():
+        offsets[name] = at
+        at += n * dtype[name].itemsize
+    stored = np.dtype(
+        {
+            "names": list(names),
+            "formats": [(dtype[name], (n,)) for name in names],
+            "offsets": [offsets[name] for name in names],
+            "itemsize": at,
+        }
+    )
     table = np.frombuffer(b"".join(blobs), stored)
     out = np.empty((len(blobs), n), dtype=np.dtype([(name, dtype[name]) for name in names]))
     for name in names:

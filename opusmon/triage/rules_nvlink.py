@@ -281,19 +281,7 @@ _ERRORS = (
 
 
 def _surely_at_rest(scene: Scene) -> bool:
-    """Whether, by what is summarised, no count of a link can have grown."""
-    told = scene.extremes("nvlink", *(field for field, _ in _ERRORS))
-    if told is None:
-        return False
-    code = told["gpu"].astype(np.int32) * _MOST_LINKS + told["link"]
-    links, place = np.unique(code, return_inverse=True)
-    for field, _ in _ERRORS:
-        low, high = np.full(len(links), np.inf), np.zeros(len(links))
-        np.fmin.at(low, place, told[f"{field}_min"])
-        np.fmax.at(high, place, told[f"{field}_max"])
-        if (high > low).any():
-            return False
-    return True
+    return scene.never_grows("nvlink", *(field for field, _ in _ERRORS))
 
 
 @rule("nvlink", join_s=60, quiet=_surely_at_rest)

@@ -108,6 +108,24 @@ class Scene:
             (told[f"{name}_max"] >= least).any() for name, least in limits.items()
         )
 
+    def never_grows(self, channel: str, *fields: str) -> bool:
+        """Whether it is certain that no series has two values of one of these fields in the range, without reading rows."""
+        if channel not in self.view.channels:
+            return True
+        told = self.extremes(channel, *fields)
+        if told is None:
+            return False
+        place, key = np.zeros(len(told), np.intp), list(self.view.channels[channel].key)
+        if key:
+            _, place = np.unique(told[key], return_inverse=True)
+        for name in fields:
+            low, high = np.full(len(told), np.inf), np.full(len(told), -np.inf)
+            np.fmin.at(low, place, told[f"{name}_min"])
+            np.fmax.at(high, place, told[f"{name}_max"])
+            if (high > low).any():
+                return False
+        return True
+
     def text(self, text_id: Any) -> str:
         """Text of an id in the rows."""
         return self.view.strings.text(int(text_id))
