@@ -141,7 +141,7 @@ def test_what_summaries_rule_out_is_not_read(quiet):
         ("host", range(1000, 1010), {"psi_cpu_some_pct": 60}, "cpu_saturated"),
         ("host", range(1000, 1010), {"runnable": 2000}, "cpu_saturated"),
         ("host", range(1000, 1010), {"psi_memory_some_pct": 60}, "memory_pressure"),
-        ("host", range(1000, 1010), {"swap_in_bps": 6e6, "swap_out_bps": 6e6}, "memory_pressure"),
+        ("host", range(1000, 1010), {"swap_in_bps": 0.6e6, "swap_out_bps": 0.6e6}, "memory_pressure"),
         ("host", range(1000, 1010), {"cpu_iowait_pct": 60}, "storage_waits"),
         ("host", range(1000, 1010), {"cpu_steal_pct": 60}, "cpu_stolen"),
         ("host", range(1000, 2401), {"oom_kills": 1}, "oom_kill"),
