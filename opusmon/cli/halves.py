@@ -133,7 +133,7 @@ def main() -> None:
     """The child."""
     order = json.load(sys.stdin)
     t0, t1 = int(order["t0"]), int(order["t1"])
-    with Recording.open(Path(order["path"])) as recording:
+    with Recording.open(Path(order["path"]), through=True) as recording:
         starts = [start for start in run.pieces(t0, t1) if start >= order["from"]]
         found = run.gathered(Window.over(recording), t0, t1, starts, order["limits"])
     sys.stdout.write(to_json(found))

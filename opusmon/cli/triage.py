@@ -26,7 +26,7 @@ def triage(args: argparse.Namespace) -> int:
     from opusmon.window import Window
 
     limits = overridden(_limits(args.limits))
-    with open_recording(args.file) as recording:
+    with open_recording(args.file, through=True) as recording:
         view = Window.over(recording)
         t0, t1 = recording.t0 - 1, recording.t1
         if args.begin:

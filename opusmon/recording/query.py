@@ -27,8 +27,8 @@ MAX_QUERY_B = 512 * 1024 * 1024
 BLOCK = 512
 """Stored chunks decoded together."""
 
-LONG_NS = 550 * NS
-"""Ranges from this length on are read past the cache: whoever asks for one goes through the file, and comes by once."""
+LONG_NS = 300 * NS
+"""Ranges from this length on are read past the cache by one who goes through the file."""
 
 _WITHIN = """
 FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
@@ -56,11 +56,13 @@ class ChunkReader:
         connection: open for reading.
         cache: decoded chunks and rollup columns.
         damaged: channel number and id of the chunks that were skipped because they cannot be decoded.
+        through: long ranges are asked for once each, and nothing of them is kept.
     """
 
     connection: sqlite3.Connection
     cache: RowsCache = field(default_factory=RowsCache)
     damaged: set[tuple[int, int]] = field(default_factory=set)
+    through: bool = False
 
     def sizes_b(self, number: int, channel: Channel, t0: int, t1: int) -> dict[int, int]:
         """Ids of the chunks that may have rows with `t0 < t <= t1`, in arrival order, and the size of their rows.
@@ -84,7 +86,7 @@ class ChunkReader:
         """
         if t0 >= t1:
             return np.empty(0, channel.dtype)
-        if t1 - t0 >= LONG_NS:
+        if self.through and t1 - t0 >= LONG_NS:
             return cut(sort_rows(self._long(number, channel, t0, t1)), t0, t1)
         sizes = self.sizes_b(number, channel, t0, t1)
         size_b = sum(sizes.values())

@@ -81,7 +81,7 @@ def by_rule(path: Path) -> None:
         worst_s, last = max(worst_s, now - last), now
 
     run.run_rule = watched
-    with Recording.open(path) as recording:
+    with Recording.open(path, through=True) as recording:
         last = start = time.process_time()
         found = run.look_over(Window.over(recording), recording.t0 - 1, recording.t1, progress=piece)
         whole_s = time.process_time() - start

@@ -1,4 +1,4 @@
-"""Long ranges, which are read past the cache, and the summaries that tell what a range cannot hold."""
+"""Long ranges as one reads them who goes through the file, and the summaries that tell what a range cannot hold."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_long_range_is_the_pushed_rows_in_the_order_of_time_and_arrival(
     ]
     write(path, [[batch] for batch in batches])
     t0, t1 = min(bounds) * NS, (min(bounds) + 600 + abs(bounds[0] - bounds[1])) * NS
-    with Recording.open(path) as recording:
+    with Recording.open(path, through=True) as recording:
         assert (
             recording.query("fault", t0, t1).tobytes()
             == in_range(batches, batches[0].channel, t0, t1).tobytes()
@@ -52,10 +52,12 @@ def test_a_long_range_is_the_pushed_rows_in_the_order_of_time_and_arrival(
 def test_a_long_range_is_what_short_ones_give_and_fills_no_cache(tmp_path: Path) -> None:
     path = tmp_path / "a.opusmon"
     write(path, ticks(SECONDS))
-    with Recording.open(path) as recording:
+    with Recording.open(path, through=True) as recording:
         long = recording.query("power", 0, SECONDS * NS)
         assert len(recording._reader.cache) == 0
+    with Recording.open(path) as recording:
         short = [recording.query("power", s * NS, (s + 100) * NS) for s in range(0, SECONDS, 100)]
+        assert len(recording._reader.cache) == SECONDS
     assert long.tobytes() == np.concatenate(short).tobytes()
     assert len(long) == 2 * SECONDS
 
@@ -64,7 +66,7 @@ def test_a_damaged_chunk_in_a_long_range_is_skipped_and_counted(tmp_path: Path) 
     path = tmp_path / "a.opusmon"
     write(path, ticks(SECONDS))
     edit(path, "UPDATE chunk SET data=x'00' WHERE id=7")
-    with Recording.open(path) as recording:
+    with Recording.open(path, through=True) as recording:
         assert len(recording.query("power", 0, SECONDS * NS)) == 2 * SECONDS - 2
         assert recording.damaged_chunks == 1
 
@@ -73,7 +75,10 @@ def test_a_long_range_of_too_many_rows_is_refused(tmp_path: Path, monkeypatch: p
     path = tmp_path / "a.opusmon"
     write(path, ticks(SECONDS))
     monkeypatch.setattr(query, "MAX_QUERY_B", 2 * SECONDS * POWER.dtype.itemsize - 1)
-    with Recording.open(path) as recording, pytest.raises(RecordingError, match="ask for a shorter one"):
+    with (
+        Recording.open(path, through=True) as recording,
+        pytest.raises(RecordingError, match="ask for a shorter one"),
+    ):
         recording.query("power", 0, SECONDS * NS)
 
 

@@ -81,7 +81,7 @@ def filed(session: Session, path: Path) -> Recording:
         stage.build(batches).apply(connection)
     stage.finish([("closed", "0")]).apply(connection)
     store.finish(connection)
-    return Recording.open(path)
+    return Recording.open(path, through=True)
 
 
 @pytest.fixture(scope="module")
