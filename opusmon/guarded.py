@@ -82,6 +82,12 @@ class GuardedStore:
         empty: Rows = np.empty(0, dtype=stats.rollup_dtype(kind, fields))
         return self._try(lambda: self._recording.binned(channel, fields, t0, t1, step_ns), empty)
 
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """As `Recording.extremes`, when the file's columns are the declared ones."""
+        if self._recording.channels[channel].dtype != self._kind(channel).dtype:
+            return None
+        return self._try(lambda: self._recording.extremes(channel, fields, t0, t1), None)
+
     def step(self, channel: str, t: int, direction: int) -> int | None:
         """Time of the sample after (+1) or before (-1) `t`."""
         return self._try(lambda: self._recording.step(channel, t, direction), None)

@@ -239,7 +239,7 @@ def sort_rows(rows: Rows) -> Rows:
     times = rows["t"]
     if len(rows) < 2 or bool(np.all(times[1:] >= times[:-1])):
         return rows
-    return rows[np.argsort(times, kind="stable")]
+    return rows.take(np.argsort(times, kind="stable"))
 
 
 def join_rows(parts: Sequence[Rows], channel: Channel) -> Rows:
@@ -248,4 +248,8 @@ def join_rows(parts: Sequence[Rows], channel: Channel) -> Rows:
         return sort_rows(parts[0])
     if not parts:
         return np.empty(0, dtype=channel.dtype)
+    # As lumps of bytes: numpy copies rows field by field, which takes 20 times as long.
+    lump = f"V{channel.dtype.itemsize}"
+    if all(part.dtype == channel.dtype for part in parts):
+        return sort_rows(np.concatenate([part.view(lump) for part in parts]).view(channel.dtype))
     return sort_rows(cast("Rows", np.concatenate(parts)))

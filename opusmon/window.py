@@ -98,6 +98,10 @@ class Store(Readable, Protocol):
         """Notice what was written since; True when there was something."""
         ...
 
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """Summaries as `binned` gives them that cover all rows with t0 < t <= t1 and perhaps more; None without any."""
+        ...
+
     def step(self, channel: str, t: int, direction: int) -> int | None:
         """Time of the row after (+1) or before (-1) `t`."""
         ...
@@ -289,6 +293,13 @@ class Window:
         older = store.binned(channel, fields, t0, ring.floor, step_ns)
         newer = stats.rollup(ring.slice(ring.floor, t1), kind, fields, step_ns)
         return stats.merge_rollups([older, newer])
+
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """What the store's summaries say of a range without reading it; None where rows of the channel are in memory."""
+        store = self._store_of(channel)
+        if store is None or channel in self._rings:
+            return None
+        return store.extremes(channel, fields, t0, t1)
 
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
         """The newest row of each series among those with t - lookback_ns < row t <= t."""

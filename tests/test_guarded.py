@@ -97,6 +97,26 @@ def test_a_missing_column_is_missing_and_not_zero(tmp_path):
     store.close()
 
 
+def test_summaries_are_those_of_the_file_where_its_columns_are_the_declared_ones(tmp_path):
+    """And none while rows of the channel are in memory: those of the file may be only some of all."""
+    fewer = Channel("gpu", "gauge", GPU.fields[:-1], key=GPU.key)
+    for channel, there in ((GPU, True), (fewer, False)):
+        path = tmp_path / f"{there}.opusmon"
+        recorder = Recorder(path, strings=StringTable(), clock=ManualClock(0, 10**18))
+        rows = np.zeros(3, channel.dtype)
+        rows["t"], rows["power_mw"] = np.array([1, 2, 3]) * NS, (500, 700, 600)
+        recorder.push(Batch(channel, rows))
+        recorder.close()
+        with Recording.open(path) as recording:
+            window = Window.over(GuardedStore(recording))
+            told = window.extremes("gpu", ["power_mw"], 0, 3 * NS)
+            assert (told is not None) == there
+            if told is not None:
+                assert told[["power_mw_min", "power_mw_max"]].tolist() == [(500, 700)]
+            window.push(Batch(GPU, np.zeros(1, GPU.dtype)))
+            assert window.extremes("gpu", ["power_mw"], 0, 3 * NS) is None
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_file_that_is_damaged_while_it_is_shown(tmp_path, seed):
     path = tmp_path / "copy.opusmon"

@@ -18,21 +18,21 @@ def triage(args: argparse.Namespace) -> int:
         return _limits_help()
     if args.file is None:
         raise CliError("name the recording: opusmon triage FILE")
+    from opusmon.cli.halves import look_over
     from opusmon.times import parse_time
     from opusmon.triage import report
     from opusmon.triage.limits import overridden
-    from opusmon.triage.run import look_over
     from opusmon.window import Window
 
     limits = overridden(_limits(args.limits))
-    with open_recording(args.file) as recording:
+    with open_recording(args.file, through=True) as recording:
         view = Window.over(recording)
         t0, t1 = recording.t0 - 1, recording.t1
         if args.begin:
             t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1) - 1
         if args.end:
             t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
-        found = look_over(view, t0, t1, limits, progress=_progress)
+        found = look_over(recording, t0, t1, limits, _progress)
         if args.scenarios:
             from opusmon.triage.scenarios import causes, of_stalls, scenarios, table
             from opusmon.triage.scene import Scene

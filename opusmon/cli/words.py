@@ -24,15 +24,15 @@ def write_private(path: Path, text: str) -> None:
         out.write(text)
 
 
-def open_recording(path: Path) -> Recording:
-    """Open a file; what is odd about it goes to stderr.
+def open_recording(path: Path, *, through: bool = False) -> Recording:
+    """Open a file, as `Recording.open`; what is odd about it goes to stderr.
 
     Raises:
         RecordingError: it cannot be read.
     """
     from opusmon.recording import Recording
 
-    recording = Recording.open(path)
+    recording = Recording.open(path, through=through)
     for warning in recording.warnings:
         print(f"opusmon: {warning}", file=sys.stderr)
     return recording

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from opusmon import stats
+from opusmon.clock import NS
 from opusmon.codec import MAX_CHUNK_B
 from opusmon.recording.cache import RowsCache
-from opusmon.recording.decode import Stored, columns_of, decode_many, join, plain
+from opusmon.recording.decode import Stored, columns_of, decode_in_order, decode_many, join, plain
 from opusmon.recording.rollup import GROUPS_NS, LEVELS_NS, stored_dtype
 from opusmon.recording.store import I64_MAX, RecordingError, clamp
 from opusmon.schema import Channel, Rows, sort_rows
@@ -26,10 +27,15 @@ MAX_QUERY_B = 512 * 1024 * 1024
 BLOCK = 512
 """Stored chunks decoded together."""
 
-_CHUNKS = """
-SELECT id, n FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
+LONG_NS = 300 * NS
+"""Ranges from this length on are read past the cache by one who goes through the file."""
+
+_WITHIN = """
+FROM chunk WHERE channel=:c AND t0<=:b AND t1>:a
     AND t0 > :a - COALESCE((SELECT max_ns FROM span WHERE channel=:c), 4611686018427387904)
 """
+_CHUNKS = "SELECT id, n" + _WITHIN
+_WHOLE_CHUNKS = "SELECT id, n, codec, data" + _WITHIN
 _ROLLUPS = "SELECT id FROM rollup WHERE channel=? AND level=? AND t1>? AND t1<=? AND t0<?"
 # In the order of the table, not of the index: one pass over the file instead of a jump per chunk.
 _COUNTS = """
@@ -50,11 +56,13 @@ class ChunkReader:
         connection: open for reading.
         cache: decoded chunks and rollup columns.
         damaged: channel number and id of the chunks that were skipped because they cannot be decoded.
+        through: long ranges are asked for once each, and nothing of them is kept.
     """
 
     connection: sqlite3.Connection
     cache: RowsCache = field(default_factory=RowsCache)
     damaged: set[tuple[int, int]] = field(default_factory=set)
+    through: bool = False
 
     def sizes_b(self, number: int, channel: Channel, t0: int, t1: int) -> dict[int, int]:
         """Ids of the chunks that may have rows with `t0 < t <= t1`, in arrival order, and the size of their rows.
@@ -78,15 +86,24 @@ class ChunkReader:
         """
         if t0 >= t1:
             return np.empty(0, channel.dtype)
+        if self.through and t1 - t0 >= LONG_NS:
+            return cut(sort_rows(self._long(number, channel, t0, t1)), t0, t1)
         sizes = self.sizes_b(number, channel, t0, t1)
         size_b = sum(sizes.values())
         if size_b > MAX_QUERY_B:
-            raise RecordingError(
-                f"{size_b // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
-            )
+            raise _too_much(channel)
         chunks = self.chunks(number, channel, list(sizes))
         rows = join((chunks[i] for i in sizes if i in chunks), channel.dtype)
         return cut(sort_rows(rows), t0, t1)
+
+    def _long(self, number: int, channel: Channel, t0: int, t1: int) -> Rows:
+        """Rows of all chunks that may have some in the range, in arrival order; nothing is taken from the cache."""
+        found = self.connection.execute(_WHOLE_CHUNKS, {"c": number, "a": clamp(t0), "b": clamp(t1)})
+        rows, damaged = decode_in_order(found, channel.dtype, MAX_QUERY_B)
+        self.damaged.update((number, chunk) for chunk in damaged)
+        if rows is None:
+            raise _too_much(channel)
+        return rows
 
     def chunks(self, number: int, channel: Channel, ids: Sequence[int]) -> dict[int, bytes]:
         """Row bytes of a channel's chunks by id, without the damaged ones.
@@ -125,6 +142,18 @@ class ChunkReader:
         parts = self._bins(request, t0 + 1, t1 + 1, levels - 1)
         parts.append(np.empty(0, stats.rollup_dtype(channel, fields)))
         return stats.merge_rollups(parts, step_ns)
+
+    def extremes(self, number: int, channel: Channel, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """The widest stored buckets that have all rows with `t0 < t <= t1`, and some around them.
+
+        None where not all of those rows are in buckets yet, or where a bucket cannot be decoded.
+        """
+        width = LEVELS_NS[-1]
+        if self._sealed(number, width) <= t1:
+            return None
+        low, high = (t0 + 1) // width * width, (t1 // width + 1) * width
+        request = _Binning(number, channel, tuple(fields), width)
+        return self._buckets(request, len(LEVELS_NS) - 1, low, high)
 
     def _bins(self, request: _Binning, begin: int, end: int, level: int) -> list[Rows]:
         """Partial bins over `begin <= t < end`.
@@ -175,7 +204,7 @@ class ChunkReader:
             held = self.cache.get(key)
             if held is None:
                 for stored in self._fetch("rollup", [number]):
-                    data = plain(stored, stored_as.itemsize)
+                    data = plain(stored.n, stored.codec, stored.data, stored_as.itemsize)
                     if data is None:
                         return None
                     columns = columns_of([data], stored.n, stored_as, wanted.names or ())
@@ -226,6 +255,12 @@ class ChunkReader:
         sql = "SELECT origin FROM chunk WHERE id=?"
         rows = ((number, self.connection.execute(sql, (number,)).fetchone()) for number in ids)
         return {number: str(row[0]) for number, row in rows if row is not None}
+
+
+def _too_much(channel: Channel) -> RecordingError:
+    return RecordingError(
+        f"over {MAX_QUERY_B // 10**6} MB of {channel.name} rows in this range: ask for a shorter one"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from opusmon.schema import Batch, Channel, Rows, StringTable, sort_rows
 PAGE_CHUNKS = 256
 """Chunks read per transaction by `batches`: a long export must not hold up the writer's checkpoints."""
 
+THROUGH_KIB = 4096
+"""Pages kept for one who goes through a file: the channels of the same minutes lie on the same pages."""
+
 PAGE_B = 64 * 1024 * 1024
 """Most bytes of rows in those chunks, unless a single one has more."""
 
@@ -52,15 +55,23 @@ class Recording:
         self.refresh()
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, *, through: bool = False) -> Self:
         """Open a file.
+
+        Args:
+            path: the file.
+            through: it will be gone through once: ranges of minutes are read whole and not kept, which is twice as quick.
 
         Raises:
             RecordingError: it is missing, not a recording, truncated, damaged or may not be read; in one line.
         """
         connection, warnings = access.connect(path)
         try:
-            return cls(path, connection, warnings)
+            if through:
+                connection.execute(f"PRAGMA cache_size=-{THROUGH_KIB}")
+            recording = cls(path, connection, warnings)
+            recording._reader.through = through
+            return recording
         except BaseException:
             connection.close()
             raise
@@ -179,6 +190,21 @@ class Recording:
             raise RecordingError(f"channel {channel} has {what}; it has {', '.join(known.values)}")
         with self._reading():
             return self._reader.binned(number, known, fields, t0, t1, step_ns)
+
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """Stored summaries of fields that cover all rows with `t0 < t <= t1`, and rows up to 10 minutes around them.
+
+        Columns are those of `binned`, and much cheaper to read than the rows: what lies within `{f}_min` and `{f}_max`
+        is certain. None where the file has no such summaries of the whole range.
+
+        Raises:
+            RecordingError: no such channel, or a damaged file.
+        """
+        known, number = self._find(channel)
+        if not set(fields) <= set(known.values):
+            return None
+        with self._reading():
+            return self._reader.extremes(number, known, fields, t0, t1)
 
     def latest(self, channel: str, t: int, lookback_ns: int) -> Rows:
         """The newest row of every key with `t - lookback_ns < t' <= t`, sorted by key.

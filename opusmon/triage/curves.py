@@ -104,27 +104,44 @@ def _flat_top(points: Points, rates: Floats) -> tuple[Floats, Floats]:
     return chosen, errors[rows, best]
 
 
+_DIAGONAL = np.arange(3)
+_LEAST = np.array([1e-12, 0.0, 0.0])
+_GREATEST = np.array([np.inf, 1.0, np.inf])
+"""Bounds of slope, sigma and kappa."""
+
+
 def _usl(points: Points, rates: Floats) -> tuple[Floats, Floats]:
-    """Levenberg-Marquardt from the linearised fit, sigma in [0, 1] and kappa >= 0."""
+    """Levenberg-Marquardt from the linearised fit, sigma in [0, 1] and kappa >= 0.
+
+    A parameter whose bound holds it back is left out of a step: else steps go on being cut off there and the others
+    creep. A fit has settled when a step changes its error by less than a millionth, or none makes it less.
+    """
     n, w = points.load, points.weight
     now = _usl_start(n, w, rates)
-    error = _usl_error(now, n, w, rates)
+    fitted, gains = _usl_at(now, n)
+    error = (fitted - rates) ** 2 @ w
     damping = np.full(len(rates), 1e-3)
     for _ in range(30):
-        jacobian, residual = _usl_slopes(now, n, rates)
-        weighted = jacobian * w[:, None]
-        square = np.einsum("bmi,bmj->bij", weighted, jacobian)
-        wanted = np.einsum("bmi,bm->bi", weighted, residual)
-        diagonal = np.einsum("bii->bi", square)
-        damped = square + np.eye(3) * (damping[:, None] * diagonal + 1e-300)[:, None, :]
-        step = np.linalg.solve(damped, wanted[:, :, None])[:, :, 0]
-        tried = _bounded(now + step)
-        found = _usl_error(tried, n, w, rates)
+        weighted = gains * w
+        square = weighted @ gains.transpose(0, 2, 1)
+        wanted = (weighted @ (rates - fitted)[:, :, None])[:, :, 0]
+        free = ((now > _LEAST) | (wanted > 0)) & ((now < _GREATEST) | (wanted < 0))
+        square *= free[:, :, None] & free[:, None, :]
+        square[:, _DIAGONAL, _DIAGONAL] += damping[:, None] * square[:, _DIAGONAL, _DIAGONAL] + 1e-300 + ~free
+        step = np.linalg.solve(square, (wanted * free)[:, :, None])[:, :, 0]
+        tried = np.clip(now + step, _LEAST, _GREATEST)
+        tried_fitted, tried_gains = _usl_at(tried, n)
+        found = (tried_fitted - rates) ** 2 @ w
         better = found < error
-        gained = float(np.max(np.where(better, 1 - found / np.maximum(error, 1e-300), 0.0)))
-        now[better], error[better] = tried[better], found[better]
-        damping = np.where(better, damping * 0.1, damping * 10)
-        if gained < 1e-6 and (better.any() or damping.min() > 1e3):
+        settled = np.abs(found - error) <= 1e-6 * error
+        # Without any damping columns that say the same, as of two loads, could not be solved for.
+        damping = np.maximum(damping * np.where(better, 0.1, 10), 1e-9)
+        if better.all():
+            now, error, fitted, gains = tried, found, tried_fitted, tried_gains
+        elif better.any():
+            now[better], error[better] = tried[better], found[better]
+            fitted[better], gains[better] = tried_fitted[better], tried_gains[better]
+        if (settled | (damping > 1e3)).all():
             break
     return now, error
 
@@ -142,28 +159,23 @@ def _usl_start(n: Floats, w: Floats, rates: Floats) -> Floats:
     ]
     least = np.min(n / rates, axis=1)
     alone = np.where(found[:, 0] > 0.01 * least, found[:, 0], least)
-    return _bounded(np.stack((1 / alone, found[:, 1] / alone, found[:, 2] / alone), axis=1))
+    start = np.stack((1 / alone, found[:, 1] / alone, found[:, 2] / alone), axis=1)
+    return np.asarray(np.clip(start, _LEAST, _GREATEST), np.float64)
 
 
-def _bounded(parameters: Floats) -> Floats:
-    slope, sigma, kappa = parameters.T
-    return np.stack((np.maximum(slope, 1e-12), np.clip(sigma, 0, 1), np.maximum(kappa, 0)), axis=1)
-
-
-def _usl_slopes(now: Floats, n: Floats, rates: Floats) -> tuple[Floats, Floats]:
-    """Derivatives by the parameters, shape (b, m, 3), and what is left to explain, shape (b, m)."""
+def _usl_at(now: Floats, n: Floats) -> tuple[Floats, Floats]:
+    """Throughput at each load, shape (b, m), and its derivatives by the parameters, shape (b, 3, m)."""
     slope, sigma, kappa = (column[:, None] for column in now.T)
-    below = 1 + sigma * (n - 1) + kappa * n * (n - 1)
-    fitted = slope * n / below
-    return np.stack(
-        (n / below, -fitted * (n - 1) / below, -fitted * n * (n - 1) / below), axis=2
-    ), rates - fitted
-
-
-def _usl_error(now: Floats, n: Floats, w: Floats, rates: Floats) -> Floats:
-    slope, sigma, kappa = (column[:, None] for column in now.T)
-    fitted = slope * n / (1 + sigma * (n - 1) + kappa * n * (n - 1))
-    return np.asarray((fitted - rates) ** 2 @ w, np.float64)
+    pairs = n * (n - 1)
+    alone = n / (1 + sigma * (n - 1) + kappa * pairs)
+    fitted = slope * alone
+    gains = np.empty((len(now), 3, len(n)))
+    gains[:, 0] = alone
+    share = np.divide(fitted, n, out=gains[:, 1])
+    share *= -alone
+    np.multiply(share, pairs, out=gains[:, 2])
+    share *= n - 1
+    return fitted, gains
 
 
 KINDS = {"linear": _linear, "flat-top": _flat_top, "usl": _usl}

@@ -56,7 +56,7 @@ def split(rows: Rows, keys: tuple[str, str]) -> Iterator[tuple[tuple[int, int], 
         yield (int(code[0]) >> 32, int(code[0]) & 0xFFFFFFFF), rows
         return
     for one in np.unique(code).tolist():
-        yield (one >> 32, one & 0xFFFFFFFF), rows[code == one]
+        yield (one >> 32, one & 0xFFFFFFFF), rows.compress(code == one)
 
 
 def said(scene: Scene, text_id: int, most: int = 64) -> str:

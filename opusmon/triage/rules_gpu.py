@@ -118,7 +118,7 @@ def hbm_filling(scene: Scene) -> Iterator[Finding]:
         return
     for key, rows in scene.series("gpu", *_KEY):
         used = _used_pct(rows)
-        rows, used = rows[~np.isnan(used)], used[~np.isnan(used)]
+        rows, used = rows.compress(~np.isnan(used)), used[~np.isnan(used)]
         if not (used >= least).any() or np.ptp(used) < (_PARTS - 1) * scene.limits["hbm_filling_step_pct"]:
             continue
         slope = _slopes(rows["t"], used, scene)

@@ -143,6 +143,8 @@ def _queues(scene: Scene) -> Iterator[tuple[Rows, Floats, str]]:
 def _without_token(scene: Scene) -> Iterator[tuple[Rows, Floats, str]]:
     """How many requests in flight have had no token for a while, by who sees them, while an engine runs here."""
     least_ns = scene.limits["idle_no_token_s"] * NS
+    if scene.stays_below("request_open", no_token_ns=least_ns):
+        return
     if not (floats(scene.rows("request_open"), "no_token_ns") >= least_ns).any():
         return
     engines = scene.rows("engine", _ENGINE_NS)["t"]

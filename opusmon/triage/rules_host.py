@@ -127,7 +127,31 @@ def _of(rows: Rows, name: str, words: str, unit: str = "%") -> Figure:
     return Figure(name, words, floats(rows, name), unit)
 
 
-@rule("host")
+def _stays_below(scene: Scene, channel: str, *names: str) -> bool:
+    """Whether, by what is summarised, none of these figures reaches its limit."""
+    return scene.stays_below(channel, **{name: scene.limits[f"{name}_warn"] for name in names})
+
+
+def _surely_not_saturated(scene: Scene) -> bool:
+    told = scene.extremes("host", "psi_cpu_some_pct", "runnable", "cpus")
+    if told is None or (told["cpus_min"] <= 0).any():
+        return False
+    over = told["psi_cpu_some_pct_max"] >= scene.limits["psi_cpu_some_pct_warn"]
+    over |= told["runnable_max"] / told["cpus_min"] >= scene.limits["run_queue_per_cpu_warn"]
+    return not over.any()
+
+
+def _surely_no_pressure(scene: Scene) -> bool:
+    told = scene.extremes("host", "swap_in_bps", "swap_out_bps")
+    if told is None:
+        return False
+    swap_bps = told["swap_in_bps_max"] + told["swap_out_bps_max"]
+    return not (swap_bps >= scene.limits["swap_bps_warn"]).any() and _stays_below(
+        scene, "host", "psi_memory_full_pct", "psi_memory_some_pct", "direct_reclaim_pages_per_s"
+    )
+
+
+@rule("host", quiet=_surely_not_saturated)
 def cpu_saturated(scene: Scene) -> Iterator[Finding]:
     """Tasks wait for a CPU: a long run queue, or pressure while at least `host_cpu_pressed_pct` of the CPUs are busy.
 
@@ -151,7 +175,7 @@ def cpu_saturated(scene: Scene) -> Iterator[Finding]:
     )
 
 
-@rule("host")
+@rule("host", quiet=_surely_no_pressure)
 def memory_pressure(scene: Scene) -> Iterator[Finding]:
     """Tasks wait for memory: pressure, reclaim by the threads themselves, pages that come from or go to swap.
 
@@ -174,7 +198,7 @@ def memory_pressure(scene: Scene) -> Iterator[Finding]:
     )
 
 
-@rule("host")
+@rule("host", quiet=lambda scene: _stays_below(scene, "host", "psi_io_some_pct", "cpu_iowait_pct"))
 def storage_waits(scene: Scene) -> Iterator[Finding]:
     """Tasks wait for storage.
 
@@ -194,7 +218,7 @@ def storage_waits(scene: Scene) -> Iterator[Finding]:
     )
 
 
-@rule("host")
+@rule("host", quiet=lambda scene: _stays_below(scene, "host", "cpu_steal_pct"))
 def cpu_stolen(scene: Scene) -> Iterator[Finding]:
     """The hypervisor runs others on this machine's CPUs.
 
@@ -214,7 +238,11 @@ def cpu_stolen(scene: Scene) -> Iterator[Finding]:
 # -- killed for memory -------------------------------------------------------------------------------------------
 
 
-@rule("host", "cgroup", join_s=60)
+def _surely_no_kill(scene: Scene) -> bool:
+    return scene.never_grows("host", "oom_kills") and scene.never_grows("cgroup", "oom_kills")
+
+
+@rule("host", "cgroup", join_s=60, quiet=_surely_no_kill)
 def oom_kill(scene: Scene) -> Iterator[Finding]:
     """The kernel killed a process because memory was out.
 
@@ -261,7 +289,7 @@ def _known(*values: tuple[str, float]) -> Iterator[tuple[str, float, str]]:
 # -- control groups ----------------------------------------------------------------------------------------------
 
 
-@rule("cgroup")
+@rule("cgroup", quiet=lambda scene: _stays_below(scene, "cgroup", "throttled_pct"))
 def cpu_quota_throttling(scene: Scene) -> Iterator[Finding]:
     """The CPU limit of a serving process's control group holds it back.
 
@@ -307,7 +335,16 @@ def _limited_above(scene: Scene, group: int, one: Spell, quota_cores: float) -> 
     return False
 
 
-@rule("cgroup")
+def _surely_has_memory(scene: Scene) -> bool:
+    told = scene.extremes("cgroup", "mem_used_b", "mem_cache_b", "mem_limit_b")
+    if told is None or (told["mem_limit_b_min"] <= 0).any():
+        return False
+    held_b = told["mem_used_b_max"] - np.fmin(told["mem_cache_b_min"], 0)  # in some rows it may be missing
+    share = 100 * held_b / told["mem_limit_b_min"]
+    return not (share >= scene.limits["cgroup_mem_pct_warn"]).any()
+
+
+@rule("cgroup", quiet=_surely_has_memory)
 def cgroup_memory_near_limit(scene: Scene) -> Iterator[Finding]:
     """Memory of a serving process's control group is near its limit, page cache that can be dropped left out.
 
@@ -342,7 +379,7 @@ def cgroup_memory_near_limit(scene: Scene) -> Iterator[Finding]:
 # -- processes ---------------------------------------------------------------------------------------------------
 
 
-@rule("process")
+@rule("process", quiet=lambda scene: _stays_below(scene, "process", "run_delay_pct"))
 def process_starved(scene: Scene) -> Iterator[Finding]:
     """The main thread of a serving process waits for a CPU that others use.
 

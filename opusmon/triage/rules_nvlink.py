@@ -55,7 +55,24 @@ def _link_rows(rows: Rows, on: Flags) -> Iterator[tuple[int, int, Places]]:
 # -- traffic -----------------------------------------------------------------------------------------------------
 
 
-@rule("nvlink", join_s=30)
+def _surely_even(scene: Scene) -> bool:
+    """Whether, by what is summarised, no reading of a GPU's links can be one of `_uneven_readings`."""
+    told = scene.extremes("nvlink", "tx_bps", "rx_bps", "speed_bps")
+    if told is None or (told["speed_bps_min"] <= 0).any():
+        return False
+    line = scene.limits["nvlink_line_bps"]  # of rows without a speed
+    slowest, fastest = np.fmin(told["speed_bps_min"], line), np.fmax(told["speed_bps_max"], line)
+    for field, _ in _DIRECTIONS:
+        high, low = 100 * told[f"{field}_max"] / slowest, 100 * told[f"{field}_min"] / fastest
+        for gpu in np.unique(told["gpu"]).tolist():
+            own = told["gpu"] == gpu
+            bounds = np.stack([np.fmin.reduce(low[own]), np.fmax.reduce(high[own])])
+            if _is_uneven(scene, bounds[1:], bounds[:1]).any():
+                return False
+    return True
+
+
+@rule("nvlink", join_s=30, quiet=_surely_even)
 def nvlink_hot_link(scene: Scene) -> Iterator[Finding]:
     """A few links carry much more than the usual one.
 
@@ -96,8 +113,11 @@ def _uneven_readings(scene: Scene) -> Iterator[tuple[str, str, Rows, Floats, lis
 
 def _uneven(scene: Scene, share: Floats) -> Flags:
     """Readings with a busy link and one that carries far less. A missing link makes both NaN, and nothing is said."""
+    return _is_uneven(scene, share.max(axis=1), share.min(axis=1))
+
+
+def _is_uneven(scene: Scene, highest: Floats, lowest: Floats) -> Flags:
     limits = scene.limits
-    highest, lowest = share.max(axis=1), share.min(axis=1)
     ratio = max(limits["nvlink_uneven_ratio"], 1 / limits["nvlink_hot_ratio"])
     return np.asarray((highest >= limits["nvlink_busy_pct"]) & (lowest <= ratio * highest))
 
@@ -126,7 +146,7 @@ def _hot_link(scene: Scene, subject: str, field: str, one: Spell, usual_pct: flo
     )
 
 
-@rule("nvlink", join_s=30)
+@rule("nvlink", join_s=30, quiet=_surely_even)
 def nvlink_imbalance(scene: Scene) -> Iterator[Finding]:
     """The links of a GPU share its traffic unevenly, beyond a few hot ones.
 
@@ -174,7 +194,13 @@ def _imbalance(
 # -- state and errors --------------------------------------------------------------------------------------------
 
 
-@rule("nvlink", "gpu_event", join_s=30)
+def _surely_up(scene: Scene) -> bool:
+    """Whether, by what is summarised, no link was down, and no event tells of one."""
+    told = scene.extremes("nvlink", "state")
+    return told is not None and not (told["state_min"] <= 0).any() and not len(scene.rows("gpu_event"))
+
+
+@rule("nvlink", "gpu_event", join_s=30, quiet=_surely_up)
 def nvlink_down(scene: Scene) -> Iterator[Finding]:
     """NVLink links went down, or are down while others of the GPU are up.
 
@@ -254,7 +280,11 @@ _ERRORS = (
 )
 
 
-@rule("nvlink", join_s=60)
+def _surely_at_rest(scene: Scene) -> bool:
+    return scene.never_grows("nvlink", *(field for field, _ in _ERRORS))
+
+
+@rule("nvlink", join_s=60, quiet=_surely_at_rest)
 def nvlink_errors(scene: Scene) -> Iterator[Finding]:
     """Error counts of a link grow: CRC errors, replays, recoveries.
 

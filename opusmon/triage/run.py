@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 
 from opusmon.clock import NS
 from opusmon.triage.finding import Finding, merge
 from opusmon.triage.scene import RULES, Rule, Scene, View
+from opusmon.triage.trail import Trail
 
 MODULES: tuple[str, ...] = (
     "rules_gpu",
@@ -55,7 +56,9 @@ def look(
 
 def run_rule(one: Rule, scene: Scene) -> Iterator[Finding]:
     """The findings of a rule; none where the session has nothing that it reads."""
-    if any(channel in scene.view.channels and len(scene.rows(channel)) for channel in one.channels):
+    if not one.quiet(scene) and any(
+        channel in scene.view.channels and len(scene.rows(channel)) for channel in one.channels
+    ):
         yield from one.find(scene)
 
 
@@ -77,8 +80,26 @@ def look_over(
         only: names of rules, all of them when empty.
         progress: called with the pieces done and in all.
     """
+    return merged(gathered(view, t0, t1, pieces(t0, t1), limits, only, progress))
+
+
+def pieces(t0: int, t1: int) -> range:
+    """Where the pieces of a range begin."""
+    return range(t0, max(t1, t0 + 1), PIECE_NS)
+
+
+def gathered(
+    view: View,
+    t0: int,
+    t1: int,
+    starts: Sequence[int],
+    limits: Mapping[str, float] | None = None,
+    only: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, list[Finding]]:
+    """What each rule finds in some of the `pieces` of a range, piece by piece; the rest as for `look_over`."""
     wanted = [one for name, one in rules().items() if not only or name in set(only)]
-    starts = range(t0, max(t1, t0 + 1), PIECE_NS)
+    trail = Trail(view, PIECE_NS + max((one.lookback_ns for one in wanted), default=0))
     found: dict[str, list[Finding]] = {one.name: [] for one in wanted}
     for done, start in enumerate(starts):
         end = min(start + PIECE_NS, t1)
@@ -86,9 +107,14 @@ def look_over(
         for one in wanted:
             begin = max(t0, start - one.lookback_ns)
             if begin not in scenes:
-                scenes[begin] = Scene(view, begin, end, *(() if limits is None else (limits,)))
+                scenes[begin] = Scene(trail, begin, end, *(() if limits is None else (limits,)))
             found[one.name].extend(run_rule(one, scenes[begin]))
         if progress is not None:
             progress(done + 1, len(starts))
-    every = [finding for one in wanted for finding in merge(found[one.name], one.join_ns)]
+    return found
+
+
+def merged(found: Mapping[str, Iterable[Finding]]) -> list[Finding]:
+    """Findings of all pieces as one list, in the order of time."""
+    every = [finding for name, each in found.items() for finding in merge(each, rules()[name].join_ns)]
     return sorted(every, key=lambda one: (one.t0, -one.severity, one.rule, one.subject))

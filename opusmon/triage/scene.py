@@ -22,6 +22,13 @@ class View(Readable, Protocol):
         """The newest row of each series with t - lookback_ns < row t <= t."""
         ...
 
+    def extremes(self, channel: str, fields: Sequence[str], t0: int, t1: int) -> Rows | None:
+        """Summaries as `binned` gives them that cover all rows with t0 < t <= t1 and perhaps more; None without any."""
+        ...
+
+
+SUMMED_NS = 500 * NS
+"""In shorter ranges summaries of ten minutes rule little out."""
 
 _NO_ROWS: Rows = np.empty(0, dtype=[("t", "<i8")])
 
@@ -34,7 +41,7 @@ def _split(rows: Rows, keys: tuple[str, ...]) -> Iterator[tuple[tuple[int, ...],
     order = np.lexsort(columns[::-1])
     placed = columns[:, order]
     edges = np.flatnonzero((placed[:, 1:] != placed[:, :-1]).any(axis=0)) + 1
-    parts = np.split(rows[order], edges)
+    parts = np.split(rows.take(order), edges)  # far quicker than `rows[order]`
     for value, part in zip(placed[:, [0, *edges]].T.tolist(), parts, strict=True):
         yield tuple(value), part
 
@@ -84,6 +91,41 @@ class Scene:
             self._series[asked] = list(_split(self.rows(channel, lookback_ns), keys))
         yield from self._series[asked]
 
+    def extremes(self, channel: str, *fields: str) -> Rows | None:
+        """Summaries of all rows in the range and perhaps of some around it: what they rule out need not be read.
+
+        Columns `{f}_min` and `{f}_max`, by series. None for a short range, for rows that were read already, and where a
+        recording does not have them.
+        """
+        if self.t1 - self.t0 < SUMMED_NS or (channel, 0) in self._rows or channel not in self.view.channels:
+            return None
+        return self.view.extremes(channel, fields, self.t0, self.t1)
+
+    def stays_below(self, channel: str, **limits: float) -> bool:
+        """Whether it is certain that no row of the range reaches one of the limits, by field, without reading them."""
+        told = self.extremes(channel, *limits)
+        return told is not None and not any(
+            (told[f"{name}_max"] >= least).any() for name, least in limits.items()
+        )
+
+    def never_grows(self, channel: str, *fields: str) -> bool:
+        """Whether it is certain that no series has two values of one of these fields in the range, without reading rows."""
+        if channel not in self.view.channels:
+            return True
+        told = self.extremes(channel, *fields)
+        if told is None:
+            return False
+        place, key = np.zeros(len(told), np.intp), list(self.view.channels[channel].key)
+        if key:
+            _, place = np.unique(told[key], return_inverse=True)
+        for name in fields:
+            low, high = np.full(len(told), np.inf), np.full(len(told), -np.inf)
+            np.fmin.at(low, place, told[f"{name}_min"])
+            np.fmax.at(high, place, told[f"{name}_max"])
+            if (high > low).any():
+                return False
+        return True
+
     def text(self, text_id: Any) -> str:
         """Text of an id in the rows."""
         return self.view.strings.text(int(text_id))
@@ -104,6 +146,7 @@ class Rule:
         lookback_ns: how far before "now" it has to look when it runs live.
         join_ns: findings of it closer than this are one.
         help: what it says, in one sentence: the first line of its docstring.
+        quiet: whether it is certain that nothing is found, told without reading rows; see `Scene.extremes`.
     """
 
     name: str
@@ -112,6 +155,7 @@ class Rule:
     lookback_ns: int
     join_ns: int
     help: str
+    quiet: Callable[[Scene], bool] = lambda _: False
 
 
 RULES: dict[str, Rule] = {}
@@ -120,19 +164,25 @@ RULES: dict[str, Rule] = {}
 Find = Callable[[Scene], Iterator[Finding]]
 
 
-def rule(*channels: str, lookback_s: float = 120, join_s: float = 10) -> Callable[[Find], Find]:
+def rule(
+    *channels: str,
+    lookback_s: float = 120,
+    join_s: float = 10,
+    quiet: Callable[[Scene], bool] = lambda _: False,
+) -> Callable[[Find], Find]:
     """Register a function as a rule under its own name.
 
     Args:
         channels: what it reads.
         lookback_s: how far before now it looks live, in s.
         join_s: findings closer than this are one, in s.
+        quiet: whether summaries rule out that it finds something.
     """
 
     def register(function: Find) -> Find:
         summary = (function.__doc__ or "").strip().splitlines()[0]
         RULES[function.__name__] = Rule(
-            function.__name__, function, channels, int(lookback_s * NS), int(join_s * NS), summary
+            function.__name__, function, channels, int(lookback_s * NS), int(join_s * NS), summary, quiet
         )
         return function
 

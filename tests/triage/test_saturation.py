@@ -11,6 +11,7 @@ from ui.fakeview import T0
 
 from opusmon.channels import ENGINE as CHANNEL
 from opusmon.clock import NS
+from opusmon.triage.curves import KINDS, Points
 from opusmon.triage.saturation import Curve, fit, little, of_rows, of_scene
 from opusmon.triage.scene import Scene
 
@@ -56,6 +57,23 @@ def test_at_its_second_point_the_example_is_at_the_knee_and_at_its_first_below()
 
 
 # -- known curves ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sigma", "kappa"), [(0.0, 0.002), (0.08, 0.0), (0.03, 0.0005), (0.0, 0.0)])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_law_within_bounds_is_closer_than_the_fitted_one(sigma, kappa, seed):
+    """Nor is one of 90,000: noise pulls the best one to a bound, where a step must not be wasted."""
+    rng = np.random.default_rng(seed)
+    load = np.arange(1.0, 33)
+    rate = usl(load, 40, sigma, kappa) * (1 + 0.1 * rng.standard_normal(len(load)))
+    points = Points(load, load, rate, np.full(len(load), 1 / len(load)))
+    fitted, errors = KINDS["usl"](points, rate[None, :])
+    tried = usl(load, 1, np.linspace(0, 0.3, 300)[:, None, None], np.linspace(0, 0.01, 300)[None, :, None])
+    slope = (tried @ rate) / (tried**2).sum(axis=-1)  # the best one for each
+    least = np.mean((slope[:, :, None] * tried - rate) ** 2, axis=-1).min()
+    assert errors[0] <= least * (1 + 1e-9)
+    assert 0 <= fitted[0, 1] <= 1
+    assert fitted[0, 2] >= 0
 
 
 @pytest.mark.parametrize(
