@@ -366,7 +366,7 @@ def on_a_gpu(monkeypatch, devices, captured):
 
     monkeypatch.setattr(graph, "run", part)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "NVIDIA H200")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     return graph.check({"target": "a.py:make"}, lambda stage: None)
 
