@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from opusmon.clock import NS
 from opusmon.triage.finding import Finding, merge
 from opusmon.triage.run import PIECE_NS, rules, run_rule
 from opusmon.triage.scene import Scene, View
@@ -13,26 +15,41 @@ KEEP = 2000
 """Findings kept, the newest ones: a night in which everything is wrong must not fill the memory."""
 
 
+BUDGET_PCT = 2.0
+"""What looking may cost of a core while a session is watched live."""
+MAX_PACE_NS = 10 * NS
+"""However dear looking is, what is wrong is told so soon."""
+
+
 class Watch:
     """Findings of a session, up to where it has been looked at.
 
     Args:
         view: the session.
         limits: thresholds in force; the usual ones by default.
+        spent: CPU time of this thread so far, ns.
 
     Attributes:
         findings: in the order of time.
         version: grows whenever `findings` changes.
         until: looked at up to here, monotonic ns; None before the first look.
+        pace_ns: time between looks that keeps them to `BUDGET_PCT` of a core, going by what the last one cost.
     """
 
-    def __init__(self, view: View, limits: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        view: View,
+        limits: Mapping[str, float] | None = None,
+        spent: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
         self._view = view
         self._limits = limits
         self._by_rule: dict[str, list[Finding]] = {}
         self.findings: list[Finding] = []
         self.version = 0
         self.until: int | None = None
+        self.pace_ns = 0
+        self._spent = spent
 
     def advance(self, t0: int, t1: int) -> bool:
         """Look at what is new, ten minutes of it at most.
@@ -48,6 +65,7 @@ class Watch:
         end = min(t1, begin + PIECE_NS)
         if end <= begin:
             return True
+        began_ns = self._spent()
         scenes: dict[int, Scene] = {}
         changed = False
         for one in rules().values():
@@ -66,6 +84,7 @@ class Watch:
         self.until = end
         if changed:
             self._gather()
+        self.pace_ns = min(MAX_PACE_NS, int((self._spent() - began_ns) / (BUDGET_PCT / 100)))
         return end == t1
 
     def worst(self, t: int) -> tuple[int, int]:

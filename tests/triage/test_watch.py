@@ -331,3 +331,13 @@ def test_a_night_in_which_everything_is_wrong_does_not_fill_the_memory(
     assert [one.t0 for one in live.findings] == sorted(one.t0 for one in live.findings)
     assert live.findings[-1].t0 == at(199)  # the newest are those kept
     assert live.findings[0].t0 == at(175)
+
+
+@pytest.mark.parametrize(("cost_ms", "pace_s"), [(0, 0), (10, 0.5), (100, 5), (1000, 10)])
+def test_looking_is_paced_to_two_percent_of_a_core_and_comes_within_ten_seconds(cost_ms, pace_s):
+    """A look that costs 100 ms is 2 % of a core every 5 s."""
+    spent = iter([7 * NS, 7 * NS + cost_ms * MS])
+    view = night().view()
+    triage = Watch(view, spent=lambda: next(spent))
+    triage.advance(view.t0, view.t0 + NS)
+    assert triage.pace_ns == pace_s * NS

@@ -174,7 +174,7 @@ class Dashboard(TimeScreen):
         window = self.session.window
         until = self.triage.until
         growing = self.session.follows and self.playhead.mode is Mode.TRACK
-        pace_ns = LOOK_NS if growing else 1
+        pace_ns = max(LOOK_NS, self.triage.pace_ns) if growing else 1
         if window.t1 <= 0 or (until is not None and 0 <= window.t1 - until < pace_ns):
             return
         done = self.triage.advance(window.t0, window.t1)
