@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from json import dumps
@@ -15,7 +14,7 @@ from opusmon import __version__
 from opusmon.collectors import facilities, nvml_check, stalls, streams
 from opusmon.collectors.base import Unavailable
 from opusmon.collectors.facility import Facility, Host
-from opusmon.text import printable
+from opusmon.text import hanging, printable
 
 WIDTH = 80
 FORMAT = 1
@@ -112,7 +111,7 @@ def table(report: Report) -> Iterator[str]:
         yield ""
         yield title
         if key in report.panes:
-            yield from _wrapped("note: ", report.panes[key].reason, "  ")
+            yield from hanging("  note: ", report.panes[key].reason, WIDTH)
         for facility in report.facilities:
             if facility.needed_by[:1] == (key,):
                 yield from _entry(facility)
@@ -136,7 +135,7 @@ def _entry(facility: Facility) -> Iterator[str]:
     if facility.state == "ok":
         return
     if facility.reason:
-        yield from _wrapped("why: ", facility.reason, _INDENT)
+        yield from hanging(f"{_INDENT}why: ", facility.reason, WIDTH)
     if facility.remedy:
         yield from _remedy(facility.remedy)
 
@@ -144,7 +143,7 @@ def _entry(facility: Facility) -> Iterator[str]:
 def _remedy(remedy: str) -> Iterator[str]:
     """A step is wrapped as text; a command is continued with backslashes, so that it can still be pasted."""
     if remedy[0].isupper():
-        yield from _wrapped("fix: ", remedy, _INDENT)
+        yield from hanging(f"{_INDENT}fix: ", remedy, WIDTH)
         return
     line, start = f"{_INDENT}fix:", True
     for word in re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", remedy):
@@ -153,12 +152,6 @@ def _remedy(remedy: str) -> Iterator[str]:
             line = _INDENT + " " * 4
         line, start = f"{line} {word}", False
     yield line
-
-
-def _wrapped(label: str, text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        printable(text), WIDTH, initial_indent=indent + label, subsequent_indent=indent + " " * len(label)
-    )
 
 
 def _fitted(text: str, room: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 REPLACEMENT = "?"
 """Stands for a character that may not reach the terminal."""
 
@@ -11,3 +13,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else REPLACEMENT for char in text)
+
+
+def hanging(head: str, text: str, width: int) -> list[str]:
+    """A paragraph that begins with `head` and whose other lines stand under its text; no line for no text.
+
+    Words are not broken at hyphens, so that a command can be copied.
+    """
+    return textwrap.wrap(
+        printable(text),
+        max(width, len(head) + 20),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+    )

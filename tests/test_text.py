@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opusmon.text import printable
+from opusmon.text import hanging, printable
 from opusmon.ui.text import clean
 
 
@@ -38,3 +38,13 @@ def test_one_line_of_the_same_length_comes_out_and_stays(text: str) -> None:
 @given(st.text(st.characters()))
 def test_the_screen_takes_no_more_than_the_printed_line(text: str) -> None:
     assert printable(clean(text)) == clean(text)
+
+
+def test_a_paragraph_hangs_under_the_text_of_its_head():
+    assert hanging("  fix: ", "modprobe nvidia && opusmon doctor --json again", 31) == [
+        "  fix: modprobe nvidia &&",
+        "       opusmon doctor --json",
+        "       again",
+    ]
+    assert hanging("a ", "\x1b[1mb", 80) == ["a ?[1mb"]
+    assert hanging("head: ", "", 80) == []

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from opusmon.loopback import is_loopback
-from opusmon.text import printable
+from opusmon.text import hanging, printable
 from opusmon.triage.explain import Explanation
 from opusmon.triage.narrate_check import doubts
 from opusmon.triage.narrate_redact import Names, evidence, scrub
@@ -363,28 +362,22 @@ def rendered(narration: Narration, prompt: Prompt, width: int = WIDTH) -> str:
         f"A reading by {narration.model} ({narration.input_tokens:,} tokens in, {narration.output_tokens:,} out);"
         " a model may be wrong, the lines above are what was measured."
     )
-    out = _wrapped("", head, width)
+    out = hanging("", head, width)
     for number, one in enumerate(narration.hypotheses, 1):
-        out += ["", *_wrapped(f"{number}. ", f"{_flag(one)}{one.claim}", width)]
+        out += ["", *hanging(f"{number}. ", f"{_flag(one)}{one.claim}", width)]
         for mark in one.evidence:
             if mark in prompt.evidence:
-                out += _wrapped(f"   {mark} ", _text(prompt.evidence[mark], prompt), width)
+                out += hanging(f"   {mark} ", _text(prompt.evidence[mark], prompt), width)
     if not narration.hypotheses:
         out.append("It has no hypothesis that the evidence supports.")
     if narration.checks:
         out += ["", "Next checks it suggests (read them before you run anything):"]
-        out += [line for one in narration.checks for line in _wrapped(" - ", one, width)]
+        out += [line for one in narration.checks for line in hanging(" - ", one, width)]
     return "\n".join(out)
 
 
 def _flag(one: Hypothesis) -> str:
     return f"[UNSUPPORTED: {'; '.join(one.doubts)}] " if one.doubts else ""
-
-
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 40), initial_indent=head, subsequent_indent=" " * len(head)) or [
-        head
-    ]
 
 
 def to_json(narration: Narration) -> dict[str, Any]:

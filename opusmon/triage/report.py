@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opusmon.clock import Anchors
-from opusmon.text import printable
+from opusmon.text import hanging, printable
 from opusmon.times import format_duration, format_iso, format_wall
 from opusmon.triage.finding import SEVERITIES, Evidence, Finding
 from opusmon.triage.rank import rank
@@ -19,6 +18,7 @@ SIGNS = {CRIT: "!!", WARN: "!", NOTE: "i"}
 FORMAT = 1
 """Version of the JSON document; it grows when a key changes its meaning, not when one is added."""
 _WIDTH = 100
+_INDENT = " " * 3
 
 
 def document(findings: Sequence[Finding], anchors: Anchors, source: str) -> dict[str, Any]:
@@ -122,21 +122,11 @@ def _count(findings: Sequence[Finding]) -> str:
 
 def _paragraph(finding: Finding, anchors: Anchors) -> Iterator[str]:
     yield f"{SIGNS[finding.severity]:<3}{when(finding, anchors)}  {printable(finding.subject)}  [{finding.rule}]"
-    yield from _wrapped("", finding.title)
+    yield from hanging(_INDENT, finding.title, _WIDTH)
     for one in finding.evidence:
-        yield from _wrapped("- ", words(one))
-    yield from _wrapped("cause: ", finding.cause)
-    yield from _wrapped("next: ", finding.next)
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        printable(text),
-        _WIDTH,
-        initial_indent=f"   {head}",
-        subsequent_indent=" " * (3 + len(head)),
-        break_on_hyphens=False,
-    )
+        yield from hanging(f"{_INDENT}- ", words(one), _WIDTH)
+    yield from hanging(f"{_INDENT}cause: ", finding.cause, _WIDTH)
+    yield from hanging(f"{_INDENT}next: ", finding.next, _WIDTH)
 
 
 def _escaped(text: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from opusmon.clock import NS
-from opusmon.text import printable
+from opusmon.text import hanging, printable
 from opusmon.times import format_duration, format_iso, format_wall
 from opusmon.triage.explain import Change, Explanation, Step
 from opusmon.triage.explain_events import Event
@@ -92,18 +91,18 @@ def render(told: Explanation, width: int = WIDTH, named: Named = plain_names) ->
 
 def lines(told: Explanation, width: int = WIDTH, named: Named = plain_names) -> list[str]:
     """The lines of `render`."""
-    out = [*_wrapped(head_words(told), width), ""]
+    out = [*hanging("", head_words(told), width), ""]
     for step in told.steps:
         out.extend(_step_lines(told, step, width, named))
     if not told.changes:
-        out.extend(_wrapped("Nothing changed: no series left its level.", width))
+        out.extend(hanging("", "Nothing changed: no series left its level.", width))
     if told.more:
-        out.extend(_wrapped(_more(told, named), width))
+        out.extend(hanging("", _more(told, named), width))
     if told.events_left_out:
         out.extend(
-            _wrapped(f"{told.events_left_out} more events, of the commoner kinds, are left out.", width)
+            hanging("", f"{told.events_left_out} more events, of the commoner kinds, are left out.", width)
         )
-    out += ["", *_wrapped(_foot(told), width)]
+    out += ["", *hanging("", _foot(told), width)]
     return out
 
 
@@ -141,7 +140,7 @@ def _step_lines(told: Explanation, step: Step, width: int, named: Named) -> Iter
     texts += [change_words(one, named) + until_words(told, one) for one in step.changes]
     for number, text in enumerate(texts):
         head = f"{at:<{_TIME_COLUMNS}}{bound:<{_BOUND_COLUMNS}}" if not number else " " * 18 + "& "
-        yield from _wrapped(text, width, head)
+        yield from hanging(head, text, width)
 
 
 def time_words(told: Explanation, step: Step) -> str:
@@ -164,12 +163,6 @@ def bound_words(told: Explanation, step: Step) -> str:
 def until_words(told: Explanation, change: Change) -> str:
     """When a change was over, if it was."""
     return f" until {format_wall(told.anchors, change.shift.end)}" if change.shift.end is not None else ""
-
-
-def _wrapped(text: str, width: int, head: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, max(width, 40), initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
-    )
 
 
 # -- document ----------------------------------------------------------------------------------------------------
