@@ -73,3 +73,24 @@ def is_top(scenario, found):
 def told(found):
     """Findings in short: severity, rule, subject, second at which it began."""
     return [(one.severity, one.rule, one.subject, (one.t0 - T0) // NS) for one in found]
+
+
+def moved(found, channel, name, t0):
+    """Number of the step in which something moved or happened, and the bounds of its onset in s after `t0`: of several series that
+    say the same the one that is surest of it."""
+    subject, _, quantity = name.rpartition(" ")
+    series = [
+        (one.shift.hi - one.shift.lo, number, one.shift.lo, one.shift.hi)
+        for number, step in enumerate(found.steps)
+        for one in step.changes
+        if one.channel == channel and one.quantity.startswith(quantity) and subject in one.subject
+    ]
+    happened = [
+        (0, number, one.t, one.t)
+        for number, step in enumerate(found.steps)
+        for one in step.events
+        if channel in ("gpu_event", "stall") and one.kind == name
+    ]
+    assert series + happened, f"{channel} {name} is in no step"
+    _, number, lo, hi = min(series + happened)
+    return number, (lo - t0) / NS, (hi - t0) / NS

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from drill.host import T0
 from drill.library import SCENARIOS
-from drill.score import PLANTED, QUIET, drill, is_right, is_top, table, told
+from drill.score import PLANTED, QUIET, drill, is_right, is_top, moved, table, told
 
 from opusmon.clock import NS
 from opusmon.triage.explain import explain
@@ -67,37 +67,16 @@ def test_what_moved_first_is_what_was_planted_first(scenario):
     begin_s = scenario.at - 5 + min(after_s or 0 for after_s, _, _ in scenario.order)
     view = scenario.host().window()
     found = explain(view, T0 + begin_s * NS, T0 + (scenario.at + 180) * NS, shown=60)
-    moved = [_moved(found, channel, name) for _, channel, name in scenario.order]
-    assert [number for number, _, _ in moved] == sorted(number for number, _, _ in moved), moved
-    for (_, before, _), (_, _, after) in pairwise(moved):
-        assert after >= before, moved
+    steps = [moved(found, channel, name, T0) for _, channel, name in scenario.order]
+    assert [number for number, _, _ in steps] == sorted(number for number, _, _ in steps), steps
+    for (_, before, _), (_, _, after) in pairwise(steps):
+        assert after >= before, steps
     timed = [
         (after_s, one)
-        for (after_s, *_), one in zip(scenario.order, moved, strict=True)
+        for (after_s, *_), one in zip(scenario.order, steps, strict=True)
         if after_s is not None
     ]
     for after_s, (_, lo, hi) in timed:
-        assert lo - 1 <= scenario.at + after_s <= hi + 1, moved
+        assert lo - 1 <= scenario.at + after_s <= hi + 1, steps
     middles = [lo + hi for _, (_, lo, hi) in timed]
-    assert middles == sorted(set(middles)), moved
-
-
-def _moved(found, channel, name):
-    """Number of the step in which something moved or happened, and the bounds of its onset in s: of several series that
-    say the same the one that is surest of it."""
-    subject, _, quantity = name.rpartition(" ")
-    moved = [
-        (one.shift.hi - one.shift.lo, number, one.shift.lo, one.shift.hi)
-        for number, step in enumerate(found.steps)
-        for one in step.changes
-        if one.channel == channel and one.quantity.startswith(quantity) and subject in one.subject
-    ]
-    happened = [
-        (0, number, one.t, one.t)
-        for number, step in enumerate(found.steps)
-        for one in step.events
-        if channel in ("gpu_event", "stall") and one.kind == name
-    ]
-    assert moved + happened, f"{channel} {name} is in no step"
-    _, number, lo, hi = min(moved + happened)
-    return number, (lo - T0) / NS, (hi - T0) / NS
+    assert middles == sorted(set(middles)), steps

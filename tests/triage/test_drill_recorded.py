@@ -6,10 +6,11 @@ Each begins quietly; then the cause is planted in the small server or beside it.
 from pathlib import Path
 
 import pytest
-from drill.score import told, top
+from drill.score import moved, told, top
 
 from opusmon.clock import NS
 from opusmon.recording import Recording
+from opusmon.triage.explain import explain
 from opusmon.triage.rank import rank
 from opusmon.triage.run import look_over
 from opusmon.triage.severity import NOTE
@@ -77,3 +78,32 @@ def test_the_cause_is_dated_when_it_was_planted(drilled, name, between_s):
     found, t0 = drilled[name]
     first = top(found)
     assert between_s[0] <= (first.t0 - t0) / NS <= between_s[1]
+
+
+ORDER = {
+    "bandwidth_hog": (
+        18,
+        40,
+        20.4,
+        [("gpu", "gpu 0 mem_used"), ("gpu", "gpu 0 sm_occupancy")],
+    ),
+    "peer_traffic": (18, 40, 20.7, [("gpu", "gpu 0 mem_used"), ("gpu", "gpu 0 nvlink_tx")]),
+    "capture_broken_by_a_thread": (25, 40, 26.1, [("stall", "capture")]),
+    "long_inputs": (45, 80, 50.0, [("request", "input_tokens"), ("request", "ttft")]),
+}
+"""Range compared (seconds after the first row), when it was planted there, and what moves, in this order.
+
+A load that is a process of its own takes its memory a second and a half before it says that it begins.
+"""
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_what_moved_first_is_what_was_planted(name):
+    begin_s, end_s, at_s, order = ORDER[name]
+    with Recording.open(DATA / f"{name}.opusmon") as recording:
+        t0 = recording.t0
+        found = explain(Window.over(recording), t0 + begin_s * NS, t0 + end_s * NS, shown=60)
+    steps = [moved(found, channel, quantity, t0) for channel, quantity in order]
+    assert [number for number, _, _ in steps] == sorted(number for number, _, _ in steps), steps
+    _, lo, hi = steps[0]
+    assert lo - 2 <= at_s <= hi + 2, steps
