@@ -68,6 +68,12 @@ GPU = Channel(
         Field("remapped_uncorrectable", "<f4", "rows", "read every 5 s and repeated between"),
         Field("remap_pending", "<f4", "", "1 when a row remap waits for a GPU reset; read every 5 s"),
         Field("remap_failed", "<f4", "", "1 when a row remap has failed; read every 5 s"),
+        Field(
+            "pcie_replays",
+            "<f8",
+            "",
+            "packets sent again over PCIe, since the driver loaded; read every 5 s and repeated between",
+        ),
     ),
     key=("gpu", "gi"),
     help="One row per GPU (and per MIG GPU instance) per tick.",

@@ -52,6 +52,7 @@ WORDS: Mapping[tuple[str, str], Words] = {
     ("gpu", "throttle_sw_thermal_ns"): Words("time held back by the software thermal limit"),
     ("gpu", "throttle_hw_thermal_ns"): Words("time held back by the hardware thermal limit"),
     ("gpu", "throttle_brake_ns"): Words("time held back by the power brake"),
+    ("gpu", "pcie_replays"): Words("PCIe replays", plural=True),
     ("gpu", "ecc_corrected"): Words("corrected ECC errors", plural=True),
     ("gpu", "ecc_uncorrected"): Words("uncorrected ECC errors", plural=True),
     ("nvlink", "tx_bps"): Words("NVLink TX"),

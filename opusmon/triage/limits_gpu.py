@@ -73,6 +73,9 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "idle_waiting": Limit(1, "requests", "one that waits is enough when no GPU works"),
     "idle_no_token_s": Limit(2, "s", "MLPerf allows 2 s to the first token at p99 (Llama 2 70B, server)"),
+    "pcie_replays_per_min": Limit(
+        8, "1/min", "the most that NVIDIA's driver team recommends, as DCGM's health check has it"
+    ),
     "nvlink_busy_pct": Limit(
         20, "%", "of a link's line rate; below it small messages spread unevenly without harm: " + _OWN
     ),

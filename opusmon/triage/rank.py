@@ -67,7 +67,15 @@ _BELOW_HARDWARE = ("memory", "gpu", "driver", "cuda", "engine", "client")
 CLASSES: Mapping[str, Kind] = {
     "hardware": Kind(
         (
-            *("ecc_uncorrected", "row_remap", "nvlink_errors", "xid", "gpu_lost", "driver_asks_for_recovery"),
+            *(
+                "ecc_uncorrected",
+                "row_remap",
+                "nvlink_errors",
+                "pcie_replays",
+                "xid",
+                "gpu_lost",
+                "driver_asks_for_recovery",
+            ),
             *("nvlink_down", "throttled", "clocks_low"),
         ),
         _BELOW_HARDWARE,

@@ -360,6 +360,39 @@ def ecc_uncorrected(scene: Scene) -> Iterator[Finding]:
                 )
 
 
+_MINUTE_NS = 60 * NS
+
+
+@rule("gpu", lookback_s=130, join_s=60)
+def pcie_replays(scene: Scene) -> Iterator[Finding]:
+    """Packets are sent again over PCIe, more than `pcie_replays_per_min` in a minute.
+
+    Counts that were read further apart than `count_gap_s` are not compared.
+    """
+    if not (floats(scene.rows("gpu"), "pcie_replays") > 0).any():
+        return
+    for (gpu, gi), rows in scene.series("gpu", "gpu", "gi"):
+        count = floats(rows, "pcie_replays")
+        rows, count = rows[~np.isnan(count)], count[~np.isnan(count)]
+        so_far = np.cumsum(grown(rows["t"], count, scene.limits["count_gap_s"] * NS))
+        before = np.searchsorted(rows["t"], rows["t"] - _MINUTE_NS, side="right") - 1
+        minute = so_far - np.where(before >= 0, so_far[before], 0.0)
+        limit = scene.limits["pcie_replays_per_min"]
+        for one in spells(scene, rows, minute > limit, minute):
+            yield one.finding(
+                "pcie_replays",
+                gpu_name(gpu, gi),
+                WARN,
+                title=f"GPU {gpu} sends packets again over PCIe: {one.weight:.0f} in a minute",
+                evidence=(
+                    Evidence("replays in a minute", one.weight, "", limit),
+                    Evidence("pcie_replays", number(one.row, "pcie_replays")),
+                ),
+                cause="likely a poor connection: a riser or slot, a dirty contact, heat, or a host board's link settings",
+                next=f"nvidia-smi -q -i {gpu} -d PCIE, lspci -vv: link speed and width, AER; drain the host if they go on",
+            )
+
+
 _REMAPS = (
     (
         "remap_failed",

@@ -24,6 +24,7 @@ def test_each_fault_has_its_own_reason_and_mends(stub: Stub) -> None:
         "nvmlDeviceGetCurrentClocksEventReasons": ("return 999", "throttle_mask", "error", "999"),
         "nvmlDeviceGetUtilizationRates": ("sentinel", "gpu_busy_pct", "unavailable", "not available"),
         "nvmlDeviceGetTotalEccErrors": ("sentinel", "ecc_corrected", "unavailable", "not available"),
+        "nvmlDeviceGetPcieReplayCounter": ("return 3", "pcie_replays", "not_supported", "not supported"),
         "nvmlDeviceGetRemappedRows": ("return 13", "remap_pending", "not_supported", "too old"),
         "nvmlGpmMetricsGet": ("nan", "hbm_bw_pct", "unavailable", "no number"),
         "nvmlDeviceGetMemoryInfo_v2": ("sentinel", "mem_used_b", "unavailable", "not available"),
@@ -178,6 +179,7 @@ def test_changes_become_events(stub: Stub) -> None:
     with Child(stub.env(), **FAST) as child:
         child.wait("gpu")
         stub.add("set 0 mask 5", "set 0 ecc_uncorrected 2", "set 0 remap_pending 1", "field 0 165 7 0")
+        stub.add("set 0 pcie_replays 12")  # a count for the rules, no event: single ones are normal
         on = child.wait("gpu_event", kind="throttle_on")
         ecc, remap = child.wait("gpu_event", kind="ecc"), child.wait("gpu_event", kind="remap")
         down = child.wait("gpu_event", kind="link_down")
@@ -185,11 +187,12 @@ def test_changes_become_events(stub: Stub) -> None:
         off = child.wait("gpu_event", kind="throttle_off")
         up = child.wait("gpu_event", kind="link_up")
         child.wait("gpu_device", power_limit_mw=500000)
+        child.wait("gpu", gpu=0, pcie_replays=12)
         kinds = [row["kind"] for row in child.of("gpu_event")]
     assert (on["code"], on["detail"], off["code"]) == (4, "software power cap", 4)  # idle is no event
     assert (ecc["code"], remap["code"]) == (2, 1)
     assert (down["code"], up["code"]) == (7, 7)
-    assert len(kinds) == len(set(kinds))
+    assert len(kinds) == len(set(kinds)) == 6
 
 
 def test_devices_come_and_go(stub: Stub) -> None:

@@ -53,7 +53,7 @@ def test_h200_values(stub: Stub) -> None:
     assert (row["temp_c"], row["mem_temp_c"]) == (63, 71)
     assert (row["sm_clock_mhz"], row["mem_clock_mhz"]) == (1980, 3201)
     assert (row["throttle_mask"], row["throttle_power_ns"]) == (4, 123456789)
-    assert row["ecc_uncorrected"] == 0
+    assert (row["ecc_uncorrected"], row["pcie_replays"]) == (0, 0)
     assert 200e6 <= row["dt_ns"] < 1e9
     assert [link["tx_bps"] for link in links] == [near((5280 + n) * MIB) for n in range(18)]
     assert [link["rx_bps"] for link in links] == [near((10 + n) * MIB) for n in range(18)]

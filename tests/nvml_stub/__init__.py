@@ -6,7 +6,7 @@ The configuration file is read again whenever it is replaced, so faults come and
     costs real|load             calls take as long as on an idle H200, or one with its memory busy
     set GPU KEY VALUE           power temp mem_temp sm_clock mem_clock gpu_busy mem_busy mask mem_total mem_used
                                 bus_width power_limit ecc_corrected ecc_uncorrected remapped_c remapped_u
-                                remap_pending remap_failed event_mask mig gpm zero_total
+                                remap_pending remap_failed pcie_replays event_mask mig gpm zero_total
     gpm GPU ID VALUE [RC [GI]]                      a GPM metric
     field GPU ID SCOPE VALUE [RC [TYPE [RATE]]]     a field value; RATE is added per second
     proc GPU PID MEM_B SM c|g [GI]                  a process

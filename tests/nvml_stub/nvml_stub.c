@@ -390,6 +390,10 @@ int nvmlDeviceGetTotalEccErrors(void *h, unsigned type, unsigned counter, uint64
   if (profile->unified) return UNSUPPORTED;
   return give64(out, how, setting(index_of(h), type ? "ecc_uncorrected" : "ecc_corrected", 0));
 }
+int nvmlDeviceGetPcieReplayCounter(void *h, unsigned *out) {
+  ENTER(index_of(h));
+  return give32(out, how, setting(index_of(h), "pcie_replays", 0));
+}
 int nvmlDeviceGetRemappedRows(void *h, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed) {
   ENTER(index_of(h));
   if (profile->unified) return UNSUPPORTED;

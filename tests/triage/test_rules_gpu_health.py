@@ -268,6 +268,26 @@ def test_no_errors_missing_errors_and_corrected_ones_are_none(monkeypatch):
         assert find(monkeypatch, one_gpu(70, lambda _, row=row: row), "ecc_uncorrected") == []
 
 
+def replaying(per_s, between, n=300):
+    """A GPU that counts so many replays a second in a range, on 1000 from before."""
+    first, last = between
+    return one_gpu(n, lambda t: {"pcie_replays": 1000 + per_s * min(max(t - first, 0), last - first)})
+
+
+def test_nine_replays_in_a_minute_are_too_many_and_eight_are_not(monkeypatch):
+    (found,) = find(monkeypatch, replaying(1, (100, 109)), "pcie_replays")
+    assert (found.subject, found.severity, seconds(found)) == ("gpu 0", WARN, (109, 160))
+    assert found.title == "GPU 0 sends packets again over PCIe: 9 in a minute"
+    assert told(found) == {"replays in a minute": 9, "pcie_replays": 1009}
+    assert find(monkeypatch, replaying(1, (100, 108)), "pcie_replays") == []
+    assert find(monkeypatch, replaying(0.1, (0, 300)), "pcie_replays") == []
+
+
+def test_replays_from_before_the_session_and_missing_ones_are_none(monkeypatch):
+    for row in ({"pcie_replays": 5000}, {"pcie_replays": NAN}, {}):
+        assert find(monkeypatch, one_gpu(70, lambda _, row=row: row), "pcie_replays") == []
+
+
 def test_row_remaps(monkeypatch):
     session = one_gpu(
         200,

@@ -31,7 +31,7 @@ from opusmon.collectors.gpu.reading import DeviceFacts, Event, GpuRow, Reading, 
 from opusmon.collectors.gpu.sensors import (
     CLOCK_MEM,
     CLOCK_SM,
-    ERROR_COLUMNS,
+    MEMORY_ERRORS,
     SensorFields,
     bandwidth_bps,
     read_errors,
@@ -355,7 +355,7 @@ def error_events(
 ) -> list[Event]:
     """Counts that grew and flags that rose between two slow readings."""
     out = []
-    for name in ERROR_COLUMNS:
+    for name in MEMORY_ERRORS:
         old, new = before.get(name), after.get(name)
         if not (isinstance(old, float) and isinstance(new, float) and new > old):
             continue

@@ -43,7 +43,7 @@ THROTTLE_FIELDS = CHEAP_THROTTLE | DEAR_THROTTLE
 HARDWARE_REASONS = 0x8 | 0x40 | 0x80
 """Clocks event reasons under which the dear counters run: hardware slowdown, thermal limit, power brake."""
 
-ERROR_COLUMNS = (
+MEMORY_ERRORS = (
     "ecc_corrected",
     "ecc_uncorrected",
     "remapped_correctable",
@@ -51,6 +51,7 @@ ERROR_COLUMNS = (
     "remap_pending",
     "remap_failed",
 )
+ERROR_COLUMNS = (*MEMORY_ERRORS, "pcie_replays")
 
 
 def read_sensors(nvml: Nvml, handle: Any, row: GpuRow, mig: bool) -> None:
@@ -129,15 +130,16 @@ def _put_times(row: GpuRow, names: Iterable[str], groups: Mapping[str, FieldGrou
 
 
 def read_errors(nvml: Nvml, handle: Any) -> dict[str, float | Missing]:
-    """ECC counts since the driver loaded and remapped rows, by field name."""
+    """ECC counts and PCIe replays since the driver loaded, and remapped rows, by field name."""
     out: dict[str, float | Missing] = {}
-    for kind, name in enumerate(ERROR_COLUMNS[:2]):
+    for kind, name in enumerate(MEMORY_ERRORS[:2]):
         out[name] = bounded(nvml.call("nvmlDeviceGetTotalEccErrors", handle, kind, 0), MAX_COUNT)
     rows = nvml.call("nvmlDeviceGetRemappedRows", handle)
     answers = [rows] * 4 if isinstance(rows, Missing) else rows
     out.update(
-        {name: bounded(value, MAX_COUNT) for name, value in zip(ERROR_COLUMNS[2:], answers, strict=True)}
+        {name: bounded(value, MAX_COUNT) for name, value in zip(MEMORY_ERRORS[2:], answers, strict=True)}
     )
+    out["pcie_replays"] = bounded(nvml.u32("nvmlDeviceGetPcieReplayCounter", handle), MAX_COUNT)
     return out
 
 
