@@ -21,6 +21,8 @@ LIMITS = ("requests", "input_tokens", "output_tokens")
 SIZE_CLASSES = (("<1k", 1e3), ("1-4k", 4e3), ("4-16k", 16e3), ("16-64k", 64e3), (">64k", math.inf))
 """Input tokens, cache included, and the first number that is of the next class."""
 UNKNOWN_SIZE = "size unknown"
+BROKEN_OFF = ("client_disconnect", "monitor_stopped")
+"""Outcomes of requests that the client, or the end of opusmon itself, broke off: they say nothing against the server."""
 
 
 def positive(values: Array) -> Floats:

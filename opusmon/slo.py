@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from opusmon.request_rows import BROKEN_OFF
 from opusmon.schema import Rows
 from opusmon.text import printable
 from opusmon.times import TimeError, parse_duration
@@ -229,10 +230,10 @@ def judge(slo: Slo, rows: Rows, text: Text) -> Judged | None:
 def judge_requests(slo: Slo, rows: Rows, text: Text) -> Judged | None:
     """Judge rows of channel `request`; None when the objective is about what they do not hold.
 
-    Not valid are answers without the number (a TTFT of an answer that was no stream) and requests that the client
-    gave up before the limit. Who left after the first token is judged by it.
+    Not valid are answers without the number (a TTFT of an answer that was no stream) and requests that were broken
+    off, see `BROKEN_OFF`, before the limit. One that was after the first token is judged by it.
     """
-    ok, left = _with(rows["outcome"], text, "ok"), _with(rows["outcome"], text, "client_disconnect")
+    ok, left = _with(rows["outcome"], text, "ok"), _with(rows["outcome"], text, *BROKEN_OFF)
     if slo.metric == "errors":
         return _judged(rows["t"], ~left, ok)
     name = REQUEST_FIELDS.get(slo.metric)
@@ -282,9 +283,9 @@ def _judged(t: Ints, valid: Flags, good: Flags) -> Judged:
     return Judged(t, valid.astype(np.float64), surely, surely)
 
 
-def _with(ids: np.ndarray[tuple[Any, ...], np.dtype[Any]], text: Text, word: str) -> Flags:
-    """Which of these text ids mean a word."""
-    known = [number for number in np.unique(ids).tolist() if text(number) == word]
+def _with(ids: np.ndarray[tuple[Any, ...], np.dtype[Any]], text: Text, *words: str) -> Flags:
+    """Which of these text ids mean one of the words."""
+    known = [number for number in np.unique(ids).tolist() if text(number) in words]
     return np.isin(ids, known)
 
 

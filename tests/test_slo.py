@@ -194,6 +194,16 @@ def test_clients_that_leave():
     ) == [(0, 0), (1, 1), (1, 0)]
 
 
+def test_requests_that_the_end_of_opusmon_cut_off_are_judged_like_those_of_clients_that_left():
+    assert judged(
+        "ttft_p95<800ms",
+        {"outcome": "monitor_stopped", "e2e_ns": 700 * MS},
+        {"outcome": "monitor_stopped", "e2e_ns": 900 * MS},
+        {"outcome": "monitor_stopped", "e2e_ns": 5 * NS, "ttft_ns": 300 * MS},
+    ) == [(0, 0), (1, 0), (1, 1)]
+    assert judged("errors<1%", {"outcome": "monitor_stopped"}, {"outcome": "ok"}) == [(0, 0), (1, 1)]
+
+
 @pytest.mark.parametrize("text", ["itl_p95<50ms", "queue_p95<1s"])
 def test_what_a_proxy_does_not_see(text):
     assert judge_requests(parse_slo(text), requests({"outcome": "ok"}), STRINGS.text) is None

@@ -88,7 +88,7 @@ REQUEST = Channel(
         Field(
             "outcome",
             "<u4",
-            help="ok, stream_error_event, truncated, upstream_http_error, json_error_in_200, client_disconnect, timeout, transport_error",
+            help="ok, stream_error_event, truncated, upstream_http_error, json_error_in_200, client_disconnect, monitor_stopped (opusmon was ended while it was in flight), timeout, transport_error",
             text=True,
         ),
         Field("error", "<u4", help="type of the error as the server names it", text=True),

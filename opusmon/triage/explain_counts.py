@@ -12,6 +12,7 @@ import numpy as np
 from opusmon import quantiles
 from opusmon.channels import BY_NAME, ENGINE_BUCKET, GPU_EVENT, REQUEST, REQUEST_OPEN, STALL
 from opusmon.clock import NS
+from opusmon.request_rows import BROKEN_OFF
 from opusmon.schema import Rows, conform
 from opusmon.triage.changes import Floats, Ints
 from opusmon.triage.explain_series import Series, Spans, Subject, subject_of
@@ -209,7 +210,7 @@ def _request_columns(
     rate = _per_step(ended, n, None, grid.step_ns)
     columns.put((*key, "rate"), place, rate, 0.0)
     outcome = {number: view.strings.text(number) for number in np.unique(rows["outcome"]).tolist()}
-    fine = [number for number, text in outcome.items() if text in ("ok", "client_disconnect")]
+    fine = [number for number, text in outcome.items() if text in ("ok", *BROKEN_OFF)]
     failed = _per_step(ended, n, (~np.isin(rows["outcome"], fine)).astype(np.float64), grid.step_ns)
     share = np.full(n, np.nan)
     np.divide(100 * failed, rate, out=share, where=rate > 0)

@@ -14,8 +14,8 @@ import numpy as np
 
 from opusmon.clock import NS
 from opusmon.quantiles import quantile_of
+from opusmon.request_rows import BROKEN_OFF, finished_ns, positive, status_codes
 from opusmon.request_rows import LIMITS as RATE_LIMITS
-from opusmon.request_rows import finished_ns, positive, status_codes
 from opusmon.schema import Rows
 from opusmon.slo import wilson_lows
 from opusmon.times import format_duration
@@ -45,9 +45,8 @@ __all__ = ["rules_api_engine", "rules_api_shape", "rules_api_slo"]
 
 _SOURCE = ("source", "start")
 _ENGINE = ("engine", "model")
-LEFT = "client_disconnect"
-UNCOUNTED = (LEFT, "")
-"""Requests that the client gave up, and those of which no end is known."""
+UNCOUNTED = (*BROKEN_OFF, "")
+"""Requests that were broken off on this side, and those of which no end is known."""
 REFUSALS = ("429", "529")
 
 
@@ -57,7 +56,7 @@ REFUSALS = ("429", "529")
 def endings(scene: Scene, rows: Rows) -> tuple[list[str], np.ndarray[tuple[int], np.dtype[np.intp]]]:
     """The different ways in which requests ended, and the place of each request's way among them, shape (n,).
 
-    `ok`, `client_disconnect`, `429` and `529` however the server said it, other HTTP errors as `HTTP 500`, else the
+    `ok`, those of `BROKEN_OFF`, `429` and `529` however the server said it, other HTTP errors as `HTTP 500`, else the
     outcome.
     """
     code = (
@@ -216,7 +215,7 @@ def request_errors(scene: Scene) -> Iterator[Finding]:
     """Requests end in error: by source and by how they end, refusals (429, 529) apart.
 
     Thresholds: `errors_min`, `errors_warn_pct`, `errors_crit_pct`: the lower Wilson bound of the share in a minute.
-    Requests that the client gave up are not counted.
+    Requests that the client, or the end of opusmon, broke off are not counted.
     """
     for bad in _BAD.of(scene):
         if bad.how in REFUSALS:

@@ -567,7 +567,32 @@ async def test_stopping_cuts_what_is_in_flight_and_does_not_blame_the_client():
             assert not (await reader.read()).endswith(b"0\r\n\r\n")
         writer.close()
         (row,) = await run.rows()
-    assert (row["outcome"], row["error"]) == ("transport_error", "opusmon was stopped")
+    assert (row["outcome"], row["error"], row["chunks"]) == ("monitor_stopped", "", 2)
+
+
+async def test_stopping_while_the_body_is_sent_does_not_blame_the_client_either():
+    async with Proxied() as run:
+        run.upstream.on("/v1/messages", Script(up.STREAM))
+        _, writer = await asyncio.open_connection("127.0.0.1", run.listen.port)
+        text = head("POST", "/v1/messages", "localhost", "Content-Length: 1000")
+        writer.write(text.replace("\n", "\r\n").encode() + b"x" * 10)
+        await until(lambda: run.open_rows())
+        await run.server.close()
+        writer.close()
+        (row,) = await run.rows()
+    assert row["outcome"] == "monitor_stopped"
+
+
+async def test_an_answer_that_was_all_there_is_ok_though_opusmon_stopped():
+    async with Proxied() as run:
+        run.upstream.on("/v1/messages", Script(up.STREAM, end="hang"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", run.listen.port)
+        writer.write(head().replace("\n", "\r\n").encode())
+        await reader.readuntil(up.STREAM[-1])
+        await run.server.close()
+        writer.close()
+        (row,) = await run.rows()
+    assert (row["outcome"], row["output_tokens"]) == ("ok", 3)
 
 
 async def test_draining_waits_for_what_is_in_flight():

@@ -142,10 +142,11 @@ def test_a_small_share_of_many_is_no_finding():
     assert find(view, "request_errors", 60) == []  # 4 of 604: surely over 0.26 % only
 
 
-def test_clients_that_leave_are_no_errors():
+@pytest.mark.parametrize("outcome", ["client_disconnect", "monitor_stopped"])
+def test_what_was_broken_off_on_this_side_is_no_error(outcome):
     view = steady(60)
     for number in range(30):
-        view.request(T0 + (20 + number) * NS + 1, outcome="client_disconnect")
+        view.request(T0 + (20 + number) * NS + 1, outcome=outcome)
     assert find(view, "request_errors", 60) == []
 
 

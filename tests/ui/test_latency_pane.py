@@ -237,12 +237,15 @@ def test_what_is_not_all_is_not_rounded_to_all():
     assert "500 <0.1 %" in found
 
 
-def test_clients_that_leave_are_no_alarm():
+@pytest.mark.parametrize(
+    ("outcome", "word"), [("client_disconnect", "client left"), ("monitor_stopped", "opusmon stopped")]
+)
+def test_what_was_broken_off_on_this_side_is_no_alarm(outcome, word):
     view = ladder(99)
-    view.request(END - 8 * NS, outcome="client_disconnect")
+    view.request(END - 8 * NS, outcome=outcome)
     found = text(view, 120, 30)
-    assert "client left 1 %" in found
-    assert "client left 1 % !" not in found
+    assert f"{word} 1 %" in found
+    assert f"{word} 1 % !" not in found
 
 
 def test_headroom_is_that_of_the_tightest_limit_in_the_newest_answer():

@@ -13,8 +13,9 @@ from opusmon.collectors.api.reading import Reading, error_type
 from opusmon.collectors.api.request import Outcome, Request, word
 from opusmon.collectors.api.sse import Event, Parser
 
-End = Literal["clean", "cut", "timeout", "client"]
-"""How the connection ended: as HTTP says it should, by the server or the network, by a timeout, by the client."""
+End = Literal["clean", "cut", "timeout", "client", "stopped"]
+"""How the connection ended: as HTTP says it should, by the server or the network, by a timeout, by the client, by the
+end of opusmon itself."""
 
 MAX_JSON_B = 2 << 20
 MAX_ERROR_B = 1 << 16
@@ -105,9 +106,9 @@ class Observer:
             return "upstream_http_error"
         if self.reading is not None and self.reading.error:
             return "stream_error_event" if self.streaming else "json_error_in_200"
-        if end == "client":
+        if end in ("client", "stopped"):
             done = self.reading is not None and self.reading.finished
-            return "ok" if done else "client_disconnect"
+            return "ok" if done else "client_disconnect" if end == "client" else "monitor_stopped"
         if end != "clean":
             return "timeout" if end == "timeout" else "transport_error"
         return "ok" if self._complete() else "truncated"

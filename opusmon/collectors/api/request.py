@@ -20,6 +20,7 @@ Outcome = Literal[
     "upstream_http_error",
     "json_error_in_200",
     "client_disconnect",
+    "monitor_stopped",
     "timeout",
     "transport_error",
 ]

@@ -213,18 +213,14 @@ class Forwarder:
 
     def _gone(self, flight: Flight) -> None:
         """The client has closed its connection, or opusmon is ending."""
-        if self.stopping:
-            flight.failed = Failure("cut", "opusmon was stopped")
-            self._flights.end(flight, "cut")
-        else:
-            self._flights.end(flight, "client")
+        self._flights.end(flight, "stopped" if self.stopping else "client")
 
     def _no_answer(
         self, request: web.BaseRequest, flight: Flight, error: BaseException
     ) -> web.StreamResponse:
         """What the client gets when the upstream gave no answer at all."""
         if request.content.exception() is not None:
-            self._flights.end(flight, "client")
+            self._gone(flight)
             return _own_answer(400, "the request's body broke off")
         why = flight.failed = failure(error)
         self._flights.end(flight, why.end)

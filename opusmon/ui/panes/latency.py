@@ -15,7 +15,7 @@ from opusmon.ui import units
 from opusmon.ui.panes.base import Frame, Size, first_shown
 from opusmon.ui.panes.gpu_process import more_line
 from opusmon.ui.panes.gpu_rows import settle
-from opusmon.ui.panes.latency_facts import Group, groups
+from opusmon.ui.panes.latency_facts import FINE, Group, groups
 from opusmon.ui.panes.latency_heat import MIN_LINES, heat_field, heat_lines
 from opusmon.ui.panes.latency_list import SORTS, list_lines
 from opusmon.ui.panes.latency_numbers import Block, count_words
@@ -181,7 +181,7 @@ def _engine_alarms(known: Snapshot) -> list[Line]:
 def _request_alarms(known: Snapshot) -> list[Line]:
     parts: list[Line] = []
     for facts in list(known.facts.values())[:1]:
-        bad = [(word, share) for word, share in facts.outcomes if word not in ("ok", "client left")]
+        bad = [(word, share) for word, share in facts.outcomes if word not in FINE]
         parts += [((f"{word} ", "label"), (f"{share_words(share)} !", "warn")) for word, share in bad[:3]]
     return parts
 

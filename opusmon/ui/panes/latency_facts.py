@@ -11,6 +11,7 @@ import numpy as np
 from opusmon.clock import NS
 from opusmon.quantiles import NONE, mean, quantile_of
 from opusmon.request_rows import (
+    BROKEN_OFF,
     LIMITS,
     SIZE_CLASSES,
     UNKNOWN_SIZE,
@@ -28,11 +29,14 @@ from opusmon.ui.text import clean
 MAX_GROUPS = 12
 _SHORT = {
     "client_disconnect": "client left",
+    "monitor_stopped": "opusmon stopped",
     "stream_error_event": "error in stream",
     "json_error_in_200": "error in 200",
     "transport_error": "transport",
 }
 """Outcomes in fewer words, where the recorded one is long."""
+FINE = ("ok", *(_SHORT[outcome] for outcome in BROKEN_OFF))
+"""Words of outcomes that say nothing against the server."""
 
 
 @dataclass(frozen=True, slots=True)

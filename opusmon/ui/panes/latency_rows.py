@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opusmon.quantiles import Quantile
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame
-from opusmon.ui.panes.latency_facts import Headroom, RequestFacts
+from opusmon.ui.panes.latency_facts import FINE, Headroom, RequestFacts
 from opusmon.ui.panes.latency_numbers import QUANTILES, Block, Engine, Figures, Metric, count_words
 from opusmon.ui.panes.latency_read import NOW_NS
 from opusmon.ui.panes.latency_state import Snapshot
@@ -21,7 +21,6 @@ LABEL_CELLS, VALUE_CELLS, COUNT_CELLS, EXTRA_CELLS = 6, 10, 6, 8
 KV_HIGH_PCT = 90.0
 WAITING_HIGH = 8
 HEADROOM_LOW_PCT = 20.0
-_FINE_OUTCOMES = ("ok", "client left")
 _NOW, _SPAN = 0, 1
 
 Place = tuple[int, str]
@@ -210,7 +209,7 @@ def _headroom(left: Headroom | None) -> Line:
 
 
 def _outcome(word: str, share: float) -> Line:
-    return _fact(word, share_words(share), alarm=word not in _FINE_OUTCOMES)
+    return _fact(word, share_words(share), alarm=word not in FINE)
 
 
 def share_words(share_pct: float) -> str:
