@@ -28,7 +28,7 @@ from opusmon.schema import StringTable
 from opusmon.slo import Slo
 from opusmon.source import LiveSource, Source
 from opusmon.window import Window
-from opusmon.worker import WorkerSource, child_argv
+from opusmon.worker import ORDERLY_S, WorkerSource, child_argv
 
 RETAIN_NS = 24 * 3600 * NS
 RETAIN_B = 2 * 1024**3
@@ -200,7 +200,14 @@ class LiveSession:
         argv = child_argv(name, self.interval_ns, pids, options)
         if name in plan.raised:
             argv = sudo.command(argv)
-        return WorkerSource(name, self.strings, self.clock, argv=argv, same_terminal=name in plan.raised)
+        return WorkerSource(
+            name,
+            self.strings,
+            self.clock,
+            argv=argv,
+            same_terminal=name in plan.raised,
+            orderly_s=ORDERLY_S if collectors.REGISTRY[name].orderly else 0.0,
+        )
 
     @property
     def warning(self) -> str:
@@ -229,7 +236,7 @@ class LiveSession:
         return max(0, self.clock.now() - newest_t)
 
     async def run(self) -> None:
-        """Pump batches to the sinks until cancelled."""
+        """Pump batches to the sinks until cancelled; what the sources still had comes last."""
         ticker = asyncio.create_task(self._tick())
         try:
             async with contextlib.aclosing(self.source.batches()) as batches:  # type: ignore[type-var]
@@ -237,6 +244,8 @@ class LiveSession:
                     self._bus.push(batch)
         finally:
             ticker.cancel()
+            for batch in self.source.rest():
+                self._bus.push(batch)
 
     def mark(self, t0: int, t1: int, kind: str, text: str) -> str:
         """Put a mark on the timeline and in the file; returns what to tell the user."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from opusmon.channels import KEYFRAME_NS
 from opusmon.clock import Clock
 from opusmon.collectors.base import Status, Unavailable, status_batch
 from opusmon.schema import Batch, Channel, StringTable
-from opusmon.worker import SourceLost
+from opusmon.worker import SourceLost, WorkerSource
 
 BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a lost source is started again; a source that ran for a minute begins anew."""
@@ -94,15 +94,20 @@ class LiveSource:
         tasks += [asyncio.create_task(self._supervise(source)) for source in self._sources]
         try:
             while True:
-                getter = asyncio.ensure_future(self._queue.get())
-                try:
-                    yield await getter
-                finally:
-                    getter.cancel()
+                yield await self._queue.get()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def rest(self) -> Iterator[Batch]:
+        """What came after `batches` was closed: what was waiting, and the last rows of the sources."""
+        while not self._queue.empty():
+            yield self._queue.get_nowait()
+        for source in self._sources:
+            if isinstance(source, WorkerSource):
+                last, source.last = source.last, []
+                yield from last
 
     async def _supervise(self, source: Source) -> None:
         """Run a source for ever."""

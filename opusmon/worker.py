@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from opusmon.channels import BY_NAME
@@ -28,6 +28,8 @@ SILENT_S = 6.0
 """A child sends something every second; after this long without a byte its pane is told."""
 GIVE_UP_S = 60.0
 """After this long without a byte the child is replaced."""
+ORDERLY_S = 1.0
+"""A child that gives out last rows has so long for them, when it is told to end."""
 _STDERR_B = 4096
 _END_S = 0.3
 _PR_SET_PDEATHSIG = 1
@@ -57,6 +59,10 @@ class WorkerSource:
         same_terminal: the child keeps our terminal session, by which sudo knows that it may run.
         origin: host the rows come from, "" for this one.
         pids: processes to watch, all of them when empty.
+        orderly_s: how long the child may take, once its stdin is closed, to give out its last rows; 0 kills it at once.
+
+    Attributes:
+        last: batches that the child gave out after `batches` was closed or cancelled; whoever did that takes them.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class WorkerSource:
         pids: Sequence[int] = (),
         silent_s: float = SILENT_S,
         give_up_s: float = GIVE_UP_S,
+        orderly_s: float = 0.0,
     ) -> None:
         self.name = name
         self.strings = strings
@@ -84,6 +91,8 @@ class WorkerSource:
         self._origin = origin
         self._silent_s = silent_s
         self._give_up_s = give_up_s
+        self._orderly_s = orderly_s
+        self.last: list[Batch] = []
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Batches of one life of the child.
@@ -106,19 +115,32 @@ class WorkerSource:
             raise SourceLost(Unavailable(f"cannot start {self._argv[0]}: {error.strerror}")) from error
         errors = bytearray()
         drain = asyncio.create_task(_drain(child.stderr, errors))
+        decoder = Decoder(self.strings, self._origin)
         try:
-            async for batch in self._read(child):
+            async for batch in self._read(child, decoder):
                 yield batch
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(drain), 0.5)
             raise SourceLost(Unavailable(f"the {self.name} worker ended{_last_words(errors)}"))
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._last_rows(child, decoder)
+            raise
         finally:
             drain.cancel()
             await _let_go(child)
 
-    async def _read(self, child: asyncio.subprocess.Process) -> AsyncIterator[Batch]:
+    async def _last_rows(self, child: asyncio.subprocess.Process, decoder: Decoder) -> None:
+        """Tell the child to end, and keep what it gives out until it has."""
+        if not self._orderly_s or child.stdin is None or child.stdout is None:
+            return
+        child.stdin.close()
+        with contextlib.suppress(TimeoutError, WireError):
+            async with asyncio.timeout(self._orderly_s):
+                while data := await child.stdout.read(65_536):
+                    self.last.extend(decoder.feed(data))
+
+    async def _read(self, child: asyncio.subprocess.Process, decoder: Decoder) -> AsyncIterator[Batch]:
         assert child.stdout is not None  # noqa: S101  (a pipe was asked for)
-        decoder = Decoder(self.strings, self._origin)
         # Counted in waits, not by the clock: after ctrl+z both sides were stopped, and nobody was silent.
         silent_s = 0.0
         while True:
@@ -209,6 +231,8 @@ def serve(
 ) -> int:
     """Run one collector and write its batches to stdout as frames, until stdin ends. The child's side.
 
+    A collector that has a `stop` is then told to, and gives out its last rows; SIGTERM does the same.
+
     Returns:
         Exit status: 0 when told to stop, 1 when the collector cannot run.
     """
@@ -233,11 +257,15 @@ async def _serve(collector: Collector, encoder: Encoder, out: int) -> None:
     why = None
     try:
         pump = asyncio.create_task(_pump(collector.batches(), encoder, out))
-        gone = asyncio.create_task(_stdin_closed())
-        done, pending = await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
+        stop: Callable[[], None] | None = getattr(collector, "stop", None)
+        gone = asyncio.create_task(_stdin_closed(at_sigterm=stop is not None))
+        await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if stop is not None:
+            stop()
+            await asyncio.wait({pump}, timeout=ORDERLY_S)
+        for task in (pump, gone):
             task.cancel()
-        if pump in done:
+        if pump.done():
             pump.result()
     except Exception as error:
         why = getattr(error, "why", None)
@@ -252,19 +280,19 @@ async def _pump(batches: AsyncIterator[Batch], encoder: Encoder, out: int) -> No
         _write(out, encoder.batch(batch))
 
 
-async def _stdin_closed() -> None:
-    """Return at end of file on stdin: the reader has gone, however it went."""
+async def _stdin_closed(*, at_sigterm: bool) -> None:
+    """Return at end of file on stdin: the reader has gone, however it went. At SIGTERM too, when that is asked for."""
     gone = asyncio.Event()
+    if at_sigterm:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, gone.set)
 
     def readable() -> None:
         if not os.read(0, 4096):
             asyncio.get_running_loop().remove_reader(0)
             gone.set()
 
-    try:
+    with contextlib.suppress(OSError, ValueError):  # stdin is a plain file: nothing to watch
         asyncio.get_running_loop().add_reader(0, readable)
-    except (OSError, ValueError):
-        await asyncio.Event().wait()  # stdin is a plain file: nothing to watch
     await gone.wait()
 
 

@@ -156,6 +156,60 @@ async def test_what_cannot_run_is_said_from_the_start():
     assert batch.t0 == 5 * NS
 
 
+TWO_LAST = """
+send(1)
+sys.stdin.read()
+send(2)
+time.sleep(0.05)
+send(3)
+"""
+
+
+async def after_first(source, close):
+    """The codes a LiveSource gives after its first batch, when it is closed or cancelled then."""
+    first = asyncio.Event()
+
+    async def run():
+        async with contextlib.aclosing(source.batches()) as batches:
+            async for _ in batches:
+                first.set()
+                if close:
+                    return
+
+    task = asyncio.create_task(run())
+    async with asyncio.timeout(20):
+        await first.wait()
+        if not close:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return [batch.rows["code"].tolist() for batch in source.rest() if batch.channel.name == "gpu_event"]
+
+
+@pytest.mark.parametrize("close", [False, True])
+async def test_last_rows_of_a_child_that_ends_in_order_are_kept(close):
+    strings = StringTable()
+    source = LiveSource([worker(TWO_LAST, strings, orderly_s=10)], strings, SystemClock())
+    assert await after_first(source, close) == [[2], [3]]
+    assert list(source.rest()) == []
+
+
+async def test_a_child_that_has_no_last_rows_is_not_waited_for():
+    strings = StringTable()
+    source = LiveSource([worker(TWO_LAST, strings)], strings, SystemClock())
+    assert await after_first(source, close=False) == []
+
+
+async def test_a_child_that_does_not_end_in_order_is_killed_when_its_time_is_over():
+    strings = StringTable()
+    script = "send(os.getpid())\nsys.stdin.read()\nsend(2)\ntime.sleep(600)"
+    source = worker("import os\n" + script, strings, orderly_s=0.5)
+    began = time.monotonic()
+    (batch,) = await collect(source, 1)
+    assert time.monotonic() - began < 10
+    assert [batch.rows["code"].tolist() for batch in source.last] == [[2]]
+    assert gone(int(batch.rows["code"][0]))
+
+
 PARENT = """
 import asyncio, sys
 from opusmon.clock import SystemClock

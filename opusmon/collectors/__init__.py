@@ -21,6 +21,7 @@ class Entry:
         needs: the option without which it has nothing to watch, "" for none. Such a collector does not run by itself.
         enabled_by: the command that makes it run, for the pane that misses it.
         in_process: it runs in the screen's own process; the others get a child process each.
+        orderly: it has a `stop`, after which it gives out its last rows; its child is not killed before that.
     """
 
     place: str
@@ -28,6 +29,7 @@ class Entry:
     needs: str = ""
     enabled_by: str = ""
     in_process: bool = False
+    orderly: bool = False
 
 
 REGISTRY: dict[str, Entry] = {
@@ -46,6 +48,7 @@ REGISTRY: dict[str, Entry] = {
         {"upstream": str, "listen": str, "allow": list},
         needs="upstream",
         enabled_by="opusmon --proxy http://127.0.0.1:8000   (and point clients at the address it prints)",
+        orderly=True,
     ),
     "canary": Entry(
         "opusmon.collectors.canary:CanaryCollector",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -95,19 +96,29 @@ class Tick:
     missed: int
 
 
-async def every(interval_ns: int, clock: Clock) -> AsyncIterator[Tick]:
+async def every(interval_ns: int, clock: Clock, stop: asyncio.Event | None = None) -> AsyncIterator[Tick]:
     """Turns at absolute deadlines, so that drift does not add up; the first one is at once.
 
-    A turn that would begin a whole interval late or more is skipped and counted in `missed`.
+    A turn that would begin a whole interval late or more is skipped and counted in `missed`. There are no more turns,
+    and no more waiting, once `stop` is set.
     """
     due = clock.now()
     missed = 0
     while True:
         wait_ns = due - clock.now()
         if wait_ns > 0:
-            await asyncio.sleep(wait_ns / 1e9)
+            await (asyncio.sleep(wait_ns / 1e9) if stop is None else _set_within(wait_ns / 1e9, stop))
+        if stop is not None and stop.is_set():
+            return
         behind = clock.now() - due
         yield Tick(due, behind > interval_ns // 2, missed)
         due += interval_ns
         missed = max(0, (clock.now() - due) // interval_ns)
         due += interval_ns * missed
+
+
+async def _set_within(limit_s: float, event: asyncio.Event) -> None:
+    """Return when it is set, or the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()

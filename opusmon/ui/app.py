@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -11,6 +12,7 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import ANSIToTruecolor, DimFilter, LineFilter
 from textual.screen import Screen
+from textual.worker import Worker, WorkerError
 
 from opusmon.session import Session
 from opusmon.ui import themes
@@ -64,6 +66,7 @@ class OpusmonApp(App[None]):
         self._span_ns = span_ns
         self.playhead = playhead if playhead is not None else playhead_of(session)
         self.theme_problems: list[str] = []
+        self._pump: Worker[None] | None = None
 
     def get_default_screen(self) -> Screen[None]:
         """The dashboard."""
@@ -85,7 +88,16 @@ class OpusmonApp(App[None]):
             # A lost ssh connection or a polite kill closes the file as `q` does.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
-        self.run_worker(self.session.run(), name="session", exit_on_error=True)
+        self._pump = self.run_worker(self.session.run(), name="session", exit_on_error=True)
+
+    async def on_unmount(self) -> None:
+        """Wait for the session's last rows; the terminal is the user's again by now."""
+        if self._pump is None:
+            return
+        if not self._pump.is_cancelled:  # a second time would cut it short
+            self._pump.cancel()
+        with contextlib.suppress(WorkerError):
+            await self._pump.wait()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's filters without those that mix dim and ANSI colours: terminals do both by themselves.

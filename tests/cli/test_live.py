@@ -1,17 +1,22 @@
 """The screen in a real terminal over a stub NVML: what an engineer does in the first minute, and on the way out."""
 
+import asyncio
 import fcntl
 import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
 
+import aiohttp
+import fake_upstream as up
 import pytest
+from fake_upstream import FakeUpstream, Script
 from needs import needs
 from nvml_stub import Stub
 
@@ -208,3 +213,26 @@ def test_text_from_outside_reaches_the_terminal_as_plain_text(start, stub):
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@pytest.mark.parametrize("way", ["q", signal.SIGTERM])
+async def test_leaving_keeps_the_requests_that_ended_just_before_and_those_in_flight(start, tmp_path, way):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with FakeUpstream() as upstream, aiohttp.ClientSession() as client:
+        upstream.on("/v1/messages", Script(up.STREAM))
+        upstream.on("/v1/responses", Script(up.RESPONSES_STREAM[:2], end="hang"))
+        words = ("--proxy", upstream.url, "--proxy-listen", url.removeprefix("http://"), "--only", "proxy")
+        terminal = start(*words, "-o", tmp_path / "s.opusmon")
+        await asyncio.to_thread(terminal.expect, "forwards")
+        hanging = await client.post(f"{url}/v1/responses", json={"stream": True})
+        await hanging.content.readuntil(b"one")
+        for _ in range(3):
+            async with client.post(f"{url}/v1/messages", json={"stream": True}) as answer:
+                assert await answer.read() == b"".join(up.STREAM)
+        terminal.send("q") if way == "q" else os.kill(terminal.pid, way)
+        await asyncio.to_thread(terminal.end, 5)
+    with Recording.open(tmp_path / "s.opusmon") as recording:
+        assert recording.finished
+        ended = recording.query("request", 0, recording.t1)["outcome"].tolist()
+        assert sorted(map(recording.strings.text, ended)) == ["monitor_stopped", "ok", "ok", "ok"]

@@ -349,6 +349,62 @@ async def test_a_real_client_through_the_proxy_and_ctrl_c(tmp_path: Path) -> Non
         nowhere(secret, path, done.err)
 
 
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def at_the_terminal(pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
+
+
+def politely(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)
+
+
+def as_a_service(pid: int) -> None:
+    """As systemd does: every process of the unit at once."""
+    for one in (*children(pid), pid):
+        os.kill(one, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stop", [at_the_terminal, politely, as_a_service])
+async def test_what_ended_just_before_the_end_has_a_row_and_what_is_in_flight_too(
+    tmp_path: Path, stop: Callable[[int], None]
+) -> None:
+    path, port = tmp_path / "p.opusmon", free_port()
+    async with FakeUpstream() as upstream, aiohttp.ClientSession() as client:
+        upstream.on("/v1/messages", Script(up.STREAM))
+        upstream.on("/v1/responses", Script(up.RESPONSES_STREAM[:2], end="hang"))
+        words = ("proxy", "--upstream", upstream.url, "--listen", f"127.0.0.1:{port}", "-o", path)
+        async with running(tmp_path, *words) as process:
+            await listening(port)
+            url = f"http://127.0.0.1:{port}/v1"
+            hanging = await client.post(f"{url}/responses", json={"stream": True})
+            await hanging.content.readuntil(b"one")
+            for _ in range(3):
+                async with client.post(f"{url}/messages", json=ASKED | {"stream": True}) as answer:
+                    await answer.read()
+            (child,) = children(process.pid)
+            began = time.monotonic()
+            stop(process.pid)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await hanging.read()
+            held_s = time.monotonic() - began
+            done = await ended(process)
+        async with asyncio.timeout(LIMIT_S):
+            await upstream.seen[0].gone.wait()
+    assert (done.status, held_s < 3) == (0, True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    found = sorted((one["endpoint"], one["outcome"], one["error"]) for one in rows(path, "request"))
+    assert found == [("/v1/messages", "ok", "")] * 3 + [("/v1/responses", "monitor_stopped", "")]
+    (cut,) = (one for one in rows(path, "request") if one["outcome"] == "monitor_stopped")
+    assert (cut["status"], cut["chunks"]) == (200, 1)
+    with Recording.open(path) as recording:
+        assert recording.finished
+
+
 async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
     cases = {
         ("--upstream", "nonsense"): "the upstream is no http or https URL",

@@ -217,10 +217,28 @@ async def test_the_collector_gives_rows_and_stops():
                     collector.stop()
         assert (await hanging).broken
     assert collector.address == ""
-    assert [row["outcome"] for name, row in rows if name == "request"] == ["ok", "transport_error"]
+    assert [row["outcome"] for name, row in rows if name == "request"] == ["ok", "monitor_stopped"]
     numbers = {row["number"] for name, row in rows if name == "request_open"}
     assert numbers <= {1, 2}
     assert any("forwards 127.0.0.1:" in row.get("reason", "") for _, row in rows)
+
+
+async def test_stopping_does_not_wait_for_the_next_turn_and_leaves_no_row_behind():
+    strings, clock, got = StringTable(), SystemClock(), []
+    async with FakeUpstream() as upstream, asyncio.timeout(20):
+        upstream.on("/v1/messages", Script(up.STREAM))
+        collector = ProxyCollector(strings, clock, 3600 * NS, upstream=upstream.url, listen="127.0.0.1:0")
+
+        async def pump():
+            got.extend([batch async for batch in collector.batches()])
+
+        task = asyncio.create_task(pump())
+        while not collector.address:  # noqa: ASYNC110  (it is no event of ours)
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*(fetch(f"http://{collector.address}") for _ in range(5)))
+        collector.stop()
+        await task
+    assert [row["outcome"] for row in said(got, strings, "request")] == ["ok"] * 5
 
 
 async def test_serve_proxy_pushes_until_it_is_told_to_stop():

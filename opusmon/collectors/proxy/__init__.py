@@ -52,7 +52,7 @@ class ProxyCollector:
         self._clock = clock
         self._interval_ns = max(interval_ns, MIN_INTERVAL_NS)
         self._upstream, self._listen, self._allow, self._drain_s = upstream, listen, allow, drain_s
-        self._stop = False
+        self._stop = asyncio.Event()
         self.address = ""
 
     @classmethod
@@ -63,8 +63,8 @@ class ProxyCollector:
         return None
 
     def stop(self) -> None:
-        """End `batches` at its next turn, after the requests in flight or `drain_s`."""
-        self._stop = True
+        """End `batches` now, after the requests in flight or `drain_s`; then come the rows that were not given out."""
+        self._stop.set()
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Rows until stopped or closed.
@@ -91,12 +91,10 @@ class ProxyCollector:
             turns = Turns(
                 self.name, self.strings, self._clock, self._interval_ns, flights, sight=sight, tls=tls
             )
-            async for tick in every(self._interval_ns, self._clock):
+            async for tick in every(self._interval_ns, self._clock, self._stop):
                 for batch in turns.batches(tick):
                     yield batch
                     await asyncio.sleep(0)
-                if self._stop:
-                    break
             await server.drain(self._drain_s)
             await server.close()
             for batch in turns.batches():

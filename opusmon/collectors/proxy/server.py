@@ -28,6 +28,8 @@ KEEP_ALIVE_S = 120.0
 """For idle clients; one that is closed too soon makes them connect anew."""
 IDLE_S = 4.0
 """For idle connections to the upstream: servers close theirs after 5 s, and a request sent at that moment is lost."""
+_CUT_S = 0.05
+"""At the end, for requests that are just ending; then they are cut off."""
 _HEADER_B = 65_536
 _BACKLOG = 1024
 _FILES = 65_536
@@ -84,7 +86,7 @@ class Server:
             self._clock,
             any_host=bool(self.listen.path),
         )
-        self._runner = web.ServerRunner(_server(self._forwarder), shutdown_timeout=0.05)
+        self._runner = web.ServerRunner(_server(self._forwarder), shutdown_timeout=_CUT_S)
         await self._runner.setup()
         await web.SockSite(self._runner, sock, backlog=_BACKLOG).start()
 
@@ -107,6 +109,10 @@ class Server:
         if self._session is not None:
             await self._session.close()
         self._runner = self._session = None
+        # Handlers have been cancelled; each notes how its request ended when it gets its turn.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CUT_S):
+                await self._flights.idle.wait()
         if self._socket_id is not None:
             _unlink(Path(self.listen.path), self._socket_id)
 
