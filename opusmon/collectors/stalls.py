@@ -153,7 +153,7 @@ class StallsCollector:
             self._close()
 
     def _close(self) -> None:
-        """Remove the probes; the kernel takes about 0.1 s for each."""
+        """Remove the probes; the kernel takes 0.2 s for all, or about 0.1 s for each where it removes one at a time."""
         self._errands.cancel()
         self._reading.shutdown(wait=True, cancel_futures=True)
         self._symboliser.close()
@@ -267,7 +267,7 @@ class StallsCollector:
     # The budget
 
     def _switch(self, counts: Counts, now: int) -> None:
-        """Set or remove the probes of a group; the kernel takes 10 ms, or 0.1 s, for each."""
+        """Set or remove the probes of a group, which the kernel takes its time for."""
         assert self._probes is not None  # noqa: S101  (the maps came with them)
         for group in GROUPS:
             hits = counts.launch if group == "launch" else counts.poll

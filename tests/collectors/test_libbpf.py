@@ -22,6 +22,7 @@ from opusmon.collectors.ebpf.errors import ProbesUnavailable
 from opusmon.collectors.ebpf.source_text import SOURCES, inlined
 from opusmon.collectors.ebpf.stream_table import cflags
 from opusmon.collectors.ebpf.symbols import ENTRIES, TIMED_ENTRIES
+from opusmon.collectors.facilities_ebpf import multi_uprobes
 from opusmon.collectors.facility import Host
 
 EVERY = [(name, machine) for name in bpf_objects.SOURCES for machine in bpf_objects.MACHINES]
@@ -270,7 +271,7 @@ def test_the_variable_forces_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, kinds in (("", ["libbpf", "bcc"]), ("libbpf", ["libbpf"]), ("bcc", ["bcc"]), ("other", [])):
         asked.clear()
         with pytest.raises(ProbesUnavailable) as caught:
-            probes.load("streams", (), Root(env={probes.VARIABLE: value}))
+            probes.load("streams", (), Root("6.5", {probes.VARIABLE: value}))
         assert asked == kinds
         assert (
             value != ""
@@ -284,19 +285,44 @@ def test_the_variable_forces_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked == kinds
 
 
-class Root(Host):
+def test_root_gets_links_that_are_soon_removed_and_the_others_where_the_kernel_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+
+    def make(_: str, flags: Sequence[str], *, by_multi: bool = False) -> str:
+        asked.append(by_multi)
+        if by_multi and "refuse" in flags:
+            raise ProbesUnavailable("the kernel has no uprobe_multi links")
+        return "multi" if by_multi else "perf events"
+
+    monkeypatch.setattr(probes, "LibbpfBackend", make)
+    for release, flags, kind in (
+        ("6.6.0", (), "multi"),
+        ("6.6.0", ("refuse",), "perf events"),
+        ("6.5.13", (), "perf events"),
+    ):
+        assert probes.load("streams", flags, Root(release)) == kind
+    assert asked == [True, True, False, False]
+
+
+class _Of(Host):
+    """A host with that kernel."""
+
+    def __init__(self, release: str, env: dict[str, str] | None = None) -> None:
+        super().__init__(env=env or {})
+        self.__dict__["release"] = release
+
+
+class Root(_Of):
     """A host that grants everything."""
 
     def has_cap(self, cap: int) -> bool:
         return True
 
 
-class Nobody(Host):
+class Nobody(_Of):
     """A host that grants no capability."""
-
-    def __init__(self, release: str) -> None:
-        super().__init__(env={})
-        self.__dict__["release"] = release
 
     def has_cap(self, cap: int) -> bool:
         return False
@@ -311,7 +337,7 @@ def test_bcc_says_why_it_was_not_libbpf(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(probes, "BccBackend", Bcc)
     monkeypatch.setattr(libbpf, "library", lambda: None)
-    backend = probes.load("streams", ("-DX=1",), Root(env={}))
+    backend = probes.load("streams", ("-DX=1",), Root("6.5"))
     assert backend.origin.startswith("bcc 1 (not libbpf: streams.")
 
 
@@ -363,6 +389,19 @@ def test_refusals_are_told_in_libbpfs_words_and_not_printed(
     with contextlib.suppress(OSError):
         multi.attach(-1, "/bin/true", 0, on_return=False)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_kernel_without_such_links_is_known_by_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EINVAL is what kernels before 6.6 answer, which know no such attach type; EBADF what the others do."""
+    needs("root", "libbpf")
+    if not multi_uprobes(platform.release()):
+        with pytest.raises(ProbesUnavailable, match="the kernel has no uprobe_multi links"):
+            libbpf.LibbpfBackend("streams", cflags(), by_multi=True)
+        return
+    libbpf.LibbpfBackend("streams", cflags(), by_multi=True).close()
+    monkeypatch.setattr(multi, "ATTACH_TYPE", 40)  # BPF_LSM_CGROUP, for none of our programs
+    with pytest.raises(ProbesUnavailable, match="the kernel has no uprobe_multi links"):
+        libbpf.LibbpfBackend("streams", cflags(), by_multi=True)
 
 
 def test_programs_that_the_verifier_refuses_say_which_and_why(

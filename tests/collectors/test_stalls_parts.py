@@ -170,6 +170,7 @@ class FakeBackend:
     """Refuses some programs."""
 
     origin = "fake"
+    at_once = 1
 
     def __init__(self, refused: Collection[str]) -> None:
         self.refused = refused
@@ -187,7 +188,7 @@ class FakeBackend:
         self.attached.append(program)
         return program
 
-    def detach(self, link: object) -> None:
+    def detach(self, *links: object) -> None:
         pass
 
     def close(self) -> None:

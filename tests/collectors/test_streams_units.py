@@ -196,6 +196,7 @@ class FakeBackend:
     """Remembers what is set."""
 
     origin = "fake"
+    at_once = 1
 
     def __init__(self, fails: str = "") -> None:
         self.set: dict[int, tuple[str, str, bool]] = {}
@@ -212,9 +213,10 @@ class FakeBackend:
         self.set[self._next] = (str(Path(path).readlink()), program, on_return)
         return self._next
 
-    def detach(self, link: object) -> None:
-        assert isinstance(link, int)
-        del self.set[link]
+    def detach(self, *links: object) -> None:
+        for link in links:
+            assert isinstance(link, int)
+            del self.set[link]
 
     def close(self) -> None:
         self.set.clear()
@@ -266,15 +268,29 @@ def test_probes_that_time_calls_go_one_by_one_the_return_first(tmp_path: Path) -
     them = TimedLaunches(backend, lambda _, mapping: os.open(mapping.path, os.O_RDONLY))
     them.follow(scan(one))
     assert programs(backend) == ["time_end", "time_stack"]
-    assert them.remove_one()
+    assert them.remove_some()
     assert programs(backend) == ["time_stack"]
     them.follow(scan(one, two))  # what is new gets none while they are being removed
     assert programs(backend) == ["time_stack"]
-    assert them.remove_one()
-    assert not them.remove_one()
+    assert them.remove_some()
+    assert not them.remove_some()
     assert programs(backend) == []
     them.set_all()
     assert programs(backend) == ["time_end", "time_end", "time_stack", "time_stack"]
+    them.close()
+
+
+def test_where_the_kernel_removes_many_probes_at_once_those_of_a_library_go_together(tmp_path: Path) -> None:
+    one, two = copies(tmp_path, 2)
+    backend = FakeBackend()
+    backend.at_once = 64
+    them = TimedLaunches(backend, lambda _, mapping: os.open(mapping.path, os.O_RDONLY))
+    them.follow(scan(one, two))
+    assert them.remove_some()
+    assert programs(backend) == ["time_end", "time_stack"]
+    assert them.remove_some()
+    assert not them.remove_some()
+    assert programs(backend) == []
     them.close()
 
 

@@ -188,8 +188,7 @@ class Libraries:
                 self._partly[library.path] = f"{entry.symbol}: {error}"
 
     def _unset(self, library: Library, group: Group) -> None:
-        for link in library.links.pop(group, []):
-            self._backend.detach(link)
+        self._backend.detach(*library.links.pop(group, []))
 
     def _drop(self, key: FileKey) -> None:
         library = self._libraries.pop(key)

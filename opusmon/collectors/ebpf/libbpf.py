@@ -65,35 +65,41 @@ class LibbpfBackend:
     Args:
         name: of the source, without suffix.
         cflags: the bounds it must have been compiled with.
-        by_multi: set uprobes by links of the kind uprobe_multi: for a process without CAP_SYS_ADMIN.
+        by_multi: set uprobes by links of the kind uprobe_multi, see `opusmon.collectors.ebpf.multi`.
+
+    Attributes:
+        at_once: how many uprobes it removes in the time that one takes.
 
     Raises:
-        ProbesUnavailable: there is no libbpf or no such object, or the kernel refuses the programs.
+        ProbesUnavailable: there is no libbpf or no such object, or the kernel refuses the programs or has no such links.
     """
 
     def __init__(self, name: str, cflags: Sequence[str] = (), *, by_multi: bool = False) -> None:
         self._object: int | None = None
         self._by_multi = by_multi
+        self.at_once = multi.AT_ONCE if by_multi else 1
         self._links: set[_Link] = set()
         compiled = prebuilt.find(name, cflags)
         self._lib = library()
         self._image = compiled.content  # libbpf reads it until the object is closed
         self._object = self._open(compiled.file)
         version = f"{self._lib.libbpf_major_version()}.{self._lib.libbpf_minor_version()}"
-        self.origin = f"libbpf {version}, {compiled.file}"
+        links = ", uprobe_multi links" if by_multi else ""
+        self.origin = f"libbpf {version}, {compiled.file}{links}"
 
     def _open(self, file: str) -> int:
         _listen(self._lib)
         opened: int | None = self._lib.bpf_object__open_mem(self._image, len(self._image), None)
         if not opened:
             raise _refused(f"{file} cannot be opened")
-        if self._by_multi:
-            for program in self._programs(opened):
-                if self._lib.bpf_program__type(program) == _KPROBE:
-                    self._lib.bpf_program__set_expected_attach_type(program, multi.ATTACH_TYPE)
+        uprobes = [one for one in self._programs(opened) if self._lib.bpf_program__type(one) == _KPROBE]
+        for program in uprobes if self._by_multi else ():
+            self._lib.bpf_program__set_expected_attach_type(program, multi.ATTACH_TYPE)
         code = self._lib.bpf_object__load(opened)
-        if code:
-            error = _refused(f"{file} cannot be loaded", -code)
+        error = _refused(f"{file} cannot be loaded", -code) if code else None
+        if not code and self._by_multi and not multi.supported(self._lib.bpf_program__fd(uprobes[0])):
+            error = ProbesUnavailable("the kernel has no uprobe_multi links")
+        if error is not None:
             self._lib.bpf_object__close(opened)
             raise error
         return opened
@@ -136,20 +142,18 @@ class LibbpfBackend:
         link = self._lib.bpf_program__attach_tracepoint(found, category.encode(), event.encode())
         return self._kept(link, f"{program} cannot be attached to {category}:{event}")
 
-    def detach(self, link: object) -> None:
-        """Remove a probe; one that is gone is no error."""
-        if not isinstance(link, _Link) or link not in self._links:
-            return
-        self._links.discard(link)
-        if link.is_fd:
-            os.close(link.handle)
-        else:
-            self._lib.bpf_link__destroy(link.handle)
+    def detach(self, *links: object) -> None:
+        """Remove probes; one that is gone is no error."""
+        ours = {link for link in links if isinstance(link, _Link)} & self._links
+        self._links -= ours
+        multi.close([link.handle for link in ours if link.is_fd])
+        for link in ours:
+            if not link.is_fd:
+                self._lib.bpf_link__destroy(link.handle)
 
     def close(self) -> None:
         """Remove all probes and programs."""
-        for link in list(self._links):
-            self.detach(link)
+        self.detach(*self._links)
         opened, self._object = self._object, None
         if opened is not None:
             self._lib.bpf_object__close(opened)

@@ -35,6 +35,11 @@ class Backend(Protocol):
         """What it was made with, for people."""
         ...
 
+    @property
+    def at_once(self) -> int:
+        """How many uprobes it removes in the time that one takes."""
+        ...
+
     def map_fd(self, name: str) -> int:
         """File descriptor of a map; the backend owns it."""
         ...
@@ -67,8 +72,8 @@ class Backend(Protocol):
         """
         ...
 
-    def detach(self, link: object) -> None:
-        """Remove a probe; a uprobe may take 0.1 s, while the kernel waits for those that are in it."""
+    def detach(self, *links: object) -> None:
+        """Remove probes; `at_once` uprobes may take 0.1 s, while the kernel waits for those that are in them."""
         ...
 
     def close(self) -> None:
@@ -91,6 +96,8 @@ class BccBackend:
     Raises:
         ProbesUnavailable: bcc or headers are missing, or the kernel refuses the programs.
     """
+
+    at_once = 1
 
     def __init__(self, source: str, cflags: Sequence[str] = ()) -> None:
         found = headers.find()
@@ -133,7 +140,12 @@ class BccBackend:
             self._bpf.attach_tracepoint(tp=point, fn_name=program)
         return _Tracepoint(point)
 
-    def detach(self, link: object) -> None:
+    def detach(self, *links: object) -> None:
+        """Remove probes."""
+        for link in links:
+            self._detach(link)
+
+    def _detach(self, link: object) -> None:
         """Remove a probe. bcc fails on the trace of it in tracefs where that was mounted later; it is gone then too."""
         if isinstance(link, _Tracepoint):
             with contextlib.suppress(Exception):
@@ -151,8 +163,7 @@ class BccBackend:
         if bpf is None:
             return
         atexit.unregister(self.close)
-        for link in list(bpf.uprobe_fds):
-            self.detach(link)
+        self.detach(*bpf.uprobe_fds)
         self._bpf = None
         with contextlib.suppress(Exception):
             bpf.cleanup()
@@ -199,12 +210,19 @@ def load(name: str, cflags: Sequence[str] = (), host: Host | None = None) -> Bac
 
 
 def _by_libbpf(name: str, cflags: Sequence[str], host: Host) -> Backend:
-    """Raises where this process has too few capabilities for either kind of uprobe, before anything is loaded."""
-    if host.has_cap(CAP_SYS_ADMIN):
-        return LibbpfBackend(name, cflags)
-    if not multi_uprobes(host.release):
+    """By uprobe_multi links where the kernel has them.
+
+    Raises where this process has too few capabilities for the other kind of uprobe, before anything is loaded.
+    """
+    if multi_uprobes(host.release):
+        try:
+            return LibbpfBackend(name, cflags, by_multi=True)
+        except ProbesUnavailable:
+            if not host.has_cap(CAP_SYS_ADMIN):
+                raise
+    elif not host.has_cap(CAP_SYS_ADMIN):
         raise ProbesUnavailable("kernels before 6.6 let only CAP_SYS_ADMIN set uprobes by libbpf")
-    return LibbpfBackend(name, cflags, by_multi=True)
+    return LibbpfBackend(name, cflags)
 
 
 def _either(name: str, cflags: Sequence[str], host: Host) -> Backend:

@@ -47,7 +47,7 @@ def _pair(
 
 
 def _launches() -> Iterator[Entry]:
-    """The most used first: probes are removed in this order, at 0.1 s each, and cost until then."""
+    """The most used first: probes are removed in this order, at 0.1 s each or some at once, and cost until then."""
     stack, stack_pt = _pair("cuLaunchKernel", "launch_stack", "_ptsz", group="launch")
     config, config_pt = _pair("cuLaunchKernelEx", "launch_config", "_ptsz", group="launch")
     yield from (stack, config, stack_pt, config_pt)
