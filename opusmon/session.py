@@ -28,7 +28,7 @@ from opusmon.schema import StringTable
 from opusmon.slo import Slo
 from opusmon.source import LiveSource, Source
 from opusmon.window import Window
-from opusmon.worker import ORDERLY_S, WorkerSource, child_argv
+from opusmon.worker import WorkerSource, child_argv
 
 RETAIN_NS = 24 * 3600 * NS
 RETAIN_B = 2 * 1024**3
@@ -206,7 +206,7 @@ class LiveSession:
             self.clock,
             argv=argv,
             same_terminal=name in plan.raised,
-            orderly_s=ORDERLY_S if collectors.REGISTRY[name].orderly else 0.0,
+            end_s=collectors.REGISTRY[name].end_s,
         )
 
     @property

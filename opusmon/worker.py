@@ -28,8 +28,8 @@ SILENT_S = 6.0
 """A child sends something every second; after this long without a byte its pane is told."""
 GIVE_UP_S = 60.0
 """After this long without a byte the child is replaced."""
-ORDERLY_S = 1.0
-"""A child that gives out last rows has so long for them, when it is told to end."""
+LAST_ROWS_S = 1.0
+"""A collector with a `stop` has so long for its last rows."""
 _STDERR_B = 4096
 _END_S = 0.3
 _PR_SET_PDEATHSIG = 1
@@ -59,7 +59,7 @@ class WorkerSource:
         same_terminal: the child keeps our terminal session, by which sudo knows that it may run.
         origin: host the rows come from, "" for this one.
         pids: processes to watch, all of them when empty.
-        orderly_s: how long the child may take, once its stdin is closed, to give out its last rows; 0 kills it at once.
+        end_s: how long the child may take to end, once its stdin is closed; 0 kills it at once.
 
     Attributes:
         last: batches that the child gave out after `batches` was closed or cancelled; whoever did that takes them.
@@ -79,7 +79,7 @@ class WorkerSource:
         pids: Sequence[int] = (),
         silent_s: float = SILENT_S,
         give_up_s: float = GIVE_UP_S,
-        orderly_s: float = 0.0,
+        end_s: float = 0.0,
     ) -> None:
         self.name = name
         self.strings = strings
@@ -91,7 +91,7 @@ class WorkerSource:
         self._origin = origin
         self._silent_s = silent_s
         self._give_up_s = give_up_s
-        self._orderly_s = orderly_s
+        self._end_s = end_s
         self.last: list[Batch] = []
 
     async def batches(self) -> AsyncIterator[Batch]:
@@ -131,11 +131,11 @@ class WorkerSource:
 
     async def _last_rows(self, child: asyncio.subprocess.Process, decoder: Decoder) -> None:
         """Tell the child to end, and keep what it gives out until it has."""
-        if not self._orderly_s or child.stdin is None or child.stdout is None:
+        if not self._end_s or child.stdin is None or child.stdout is None:
             return
         child.stdin.close()
         with contextlib.suppress(TimeoutError, WireError):
-            async with asyncio.timeout(self._orderly_s):
+            async with asyncio.timeout(self._end_s):
                 while data := await child.stdout.read(65_536):
                     self.last.extend(decoder.feed(data))
 
@@ -262,7 +262,7 @@ async def _serve(collector: Collector, encoder: Encoder, out: int) -> None:
         await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
         if stop is not None:
             stop()
-            await asyncio.wait({pump}, timeout=ORDERLY_S)
+            await asyncio.wait({pump}, timeout=LAST_ROWS_S)
         for task in (pump, gone):
             task.cancel()
         if pump.done():

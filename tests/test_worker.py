@@ -188,7 +188,7 @@ async def after_first(source, close):
 @pytest.mark.parametrize("close", [False, True])
 async def test_last_rows_of_a_child_that_ends_in_order_are_kept(close):
     strings = StringTable()
-    source = LiveSource([worker(TWO_LAST, strings, orderly_s=10)], strings, SystemClock())
+    source = LiveSource([worker(TWO_LAST, strings, end_s=10)], strings, SystemClock())
     assert await after_first(source, close) == [[2], [3]]
     assert list(source.rest()) == []
 
@@ -202,7 +202,7 @@ async def test_a_child_that_has_no_last_rows_is_not_waited_for():
 async def test_a_child_that_does_not_end_in_order_is_killed_when_its_time_is_over():
     strings = StringTable()
     script = "send(os.getpid())\nsys.stdin.read()\nsend(2)\ntime.sleep(600)"
-    source = worker("import os\n" + script, strings, orderly_s=0.5)
+    source = worker("import os\n" + script, strings, end_s=0.5)
     began = time.monotonic()
     (batch,) = await collect(source, 1)
     assert time.monotonic() - began < 10

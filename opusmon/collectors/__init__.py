@@ -21,7 +21,7 @@ class Entry:
         needs: the option without which it has nothing to watch, "" for none. Such a collector does not run by itself.
         enabled_by: the command that makes it run, for the pane that misses it.
         in_process: it runs in the screen's own process; the others get a child process each.
-        orderly: it has a `stop`, after which it gives out its last rows; its child is not killed before that.
+        end_s: how long its child may take, once told to end, for last rows or for removing probes; then it is killed.
     """
 
     place: str
@@ -29,13 +29,16 @@ class Entry:
     needs: str = ""
     enabled_by: str = ""
     in_process: bool = False
-    orderly: bool = False
+    end_s: float = 0.0
 
 
 REGISTRY: dict[str, Entry] = {
     "gpu": Entry("opusmon.collectors.gpu:GpuCollector"),
-    "streams": Entry("opusmon.collectors.streams:StreamsCollector", {"launch_budget_pct": float}),
-    "stalls": Entry("opusmon.collectors.stalls:StallsCollector", {"threshold_ns": int, "budget_pct": float}),
+    # The kernel, which removes the probes of a killed process one by one, takes up to 10 s for what they do in 0.2 s.
+    "streams": Entry("opusmon.collectors.streams:StreamsCollector", {"launch_budget_pct": float}, end_s=0.3),
+    "stalls": Entry(
+        "opusmon.collectors.stalls:StallsCollector", {"threshold_ns": int, "budget_pct": float}, end_s=0.3
+    ),
     "host": Entry("opusmon.collectors.host:HostCollector", in_process=True),
     "engine": Entry(
         "opusmon.collectors.engine:EngineCollector",
@@ -48,7 +51,7 @@ REGISTRY: dict[str, Entry] = {
         {"upstream": str, "listen": str, "allow": list},
         needs="upstream",
         enabled_by="opusmon --proxy http://127.0.0.1:8000   (and point clients at the address it prints)",
-        orderly=True,
+        end_s=1.0,
     ),
     "canary": Entry(
         "opusmon.collectors.canary:CanaryCollector",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_stub import Load, copy_of_library
+from cuda_stub import Load, built, copy_of_library
 from cuda_stub.watch import Watch
 from needs import lacking, needs
 
+from opusmon.clock import SystemClock
 from opusmon.collectors.ebpf import probes
+from opusmon.collectors.facilities_ebpf import multi_uprobes
 from opusmon.collectors.streams import StreamsCollector
+from opusmon.schema import StringTable
+from opusmon.worker import WorkerSource
 
 needs("root", "gcc")
 if why := StreamsCollector.probe():
@@ -76,6 +83,22 @@ def test_no_probe_is_left_when_it_ends(
         assert watch.process.stderr.read() == b""  # nobody has anything to complain about at exit
         assert load.do("kernel 10000 7") / 10_000 < FREE_NS
         watch.close()
+
+
+async def test_when_opusmon_ends_the_probes_of_a_whole_library_go_at_once(tmp_path: Path) -> None:
+    """Killed, their process would take 0.05 s for each of the 39."""
+    needs("libbpf")
+    if not multi_uprobes(os.uname().release):
+        pytest.skip("uprobe_multi needs kernel 6.6")
+    library = Path(shutil.copy(built() / "libcuda.so.1", tmp_path / "libcuda.so.1"))
+    with Load(library) as load:
+        source = WorkerSource("streams", StringTable(), SystemClock(), end_s=10)
+        async with asyncio.timeout(20), contextlib.aclosing(source.batches()) as batches:
+            async for _ in batches:
+                if load.do("wait 1000 7 0") / 1000 > FREE_NS:
+                    break
+        assert load.do("kernel 10000 7") / 10_000 < FREE_NS
+        assert load.do("wait 10000 7 0") / 10_000 < FREE_NS
 
 
 def test_no_probe_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
