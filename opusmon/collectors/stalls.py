@@ -14,6 +14,7 @@ from opusmon.collectors import streams
 from opusmon.collectors.base import Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes, tracefs
 from opusmon.collectors.ebpf.errands import Errands
+from opusmon.collectors.ebpf.hit_price import ASSUMED, price_of
 from opusmon.collectors.ebpf.libcuda import LIBSSL, Scan, Scanner
 from opusmon.collectors.ebpf.maps import Table
 from opusmon.collectors.ebpf.names import Names
@@ -118,6 +119,7 @@ class StallsCollector:
         self._lives = Lives(warm_quiet_ns, warm_after_ns)
         self._faults = Faults(faults_per_s)
         self._ration = Ration(budget_pct)
+        self._price = ASSUMED
         self._scan, self._tls_scan = Scan(), Scan()
         self._scanned_at: int | None = None
         self._probes: StallProbes | None = None
@@ -186,6 +188,7 @@ class StallsCollector:
         processes = maps.processes()
         await self._drain(maps)
         self._meter.lost += self._sieve.dropped
+        self._meter.hit_ns = self._price.hit_ns(cheap=self._probes is None or self._probes.cheap)
         self._meter.add(counts)
         self._lost += counts.lost + self._sieve.dropped
         self._stalls.extend(self._sieve.rest())
@@ -271,7 +274,7 @@ class StallsCollector:
         assert self._probes is not None  # noqa: S101  (the maps came with them)
         for group in GROUPS:
             hits = counts.launch if group == "launch" else counts.poll
-            wanted = self._ration.wanted(group, hits, self._read_at, now, cheap=self._probes.cheap)
+            wanted = self._ration.wanted(group, hits, self._read_at, now, self._meter.hit_ns)
             if wanted != self._probes.is_on(group) and group not in self._switching:
                 self._switching.add(group)
                 self._errands.start(self._set(self._probes, group, wanted))
@@ -308,7 +311,11 @@ class StallsCollector:
         self._read_at = self._clock.now()
         self._ration.since = dict.fromkeys(GROUPS, self._read_at)
         self._maps = setter.maps
+        self._errands.start(self._find_price(setter.backend))
         self._errands.start(self._drains(setter.maps))
+
+    async def _find_price(self, backend: probes.Backend) -> None:
+        self._price = await self._errands.run(price_of, backend)
 
     async def _read(self, function: Callable[..., Any], *words: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._reading, function, *words)
@@ -332,4 +339,5 @@ class StallsCollector:
             self._interner.full,
             self._interval_ns,
             self._open,
+            self._price,
         )

@@ -12,8 +12,9 @@ from opusmon.collectors import facilities_ebpf as ebpf
 from opusmon.collectors.base import Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.attach import Libraries
-from opusmon.collectors.ebpf.budget import CHEAP_HIT_NS, DEAR_HIT_NS, Budget, Bursts
+from opusmon.collectors.ebpf.budget import Budget, Bursts
 from opusmon.collectors.ebpf.errands import Errands
+from opusmon.collectors.ebpf.hit_price import ASSUMED, price_of
 from opusmon.collectors.ebpf.libcuda import Scan, Scanner
 from opusmon.collectors.ebpf.meter import Meter
 from opusmon.collectors.ebpf.names import Names
@@ -100,6 +101,7 @@ class StreamsCollector:
         self._make_backend = make_backend
         self._scanner = Scanner(only_pids=only_pids)
         self._notes = Notes(self.name)
+        self._price = ASSUMED
         self._budget = Budget(launch_budget_pct, _PARTS)
         self._bursts: dict[_Sampled, Bursts] = {group: Bursts(launch_budget_pct) for group in _SAMPLED}
         self._since: dict[_Sampled, int | None] = dict.fromkeys(_SAMPLED)
@@ -169,10 +171,11 @@ class StreamsCollector:
         hits = table.hits()
         self._read_at = now
         self._meter.hits += hits.total
+        self._meter.hit_ns = self._hit_ns("launch")
         self._meter.lost += hits.lost
         for group in _SAMPLED:
             if covered[group]:
-                self._budget.saw(group, getattr(hits, group), dt_ns, self._hit_ns)
+                self._budget.saw(group, getattr(hits, group), dt_ns, self._hit_ns(group))
         for group in _SAMPLED:
             self._ration(group, getattr(hits, group), dt_ns, covered[group], tick.due + self._interval_ns)
         if batch is not None:
@@ -184,16 +187,16 @@ class StreamsCollector:
 
     # The budget
 
-    @property
-    def _hit_ns(self) -> int:
-        return CHEAP_HIT_NS if self._libraries is None or self._libraries.cheap else DEAR_HIT_NS
+    def _hit_ns(self, group: _Sampled) -> int:
+        cheap = self._libraries is None or self._libraries.cheap
+        return self._price.hit_ns(cheap=cheap) if group == "launch" else self._price.pair_ns(cheap=cheap)
 
     def _ration(self, group: _Sampled, count: int, dt_ns: int, covered: bool, next_due: int) -> None:
         """Decide whether a group of probes stays on, and set or remove it."""
         bursts = self._bursts[group]
         if covered:
             bursts.allow(self._budget.allowed_pct(group))
-            bursts.measured(count, dt_ns, self._hit_ns)
+            bursts.measured(count, dt_ns, self._hit_ns(group))
             if not bursts.wanted:
                 self._errands.start(self._switch_off(group))
         else:
@@ -255,7 +258,14 @@ class StreamsCollector:
         if self._timed is not None:
             words = (self._timed, self._table, self._clock, self._errands.run, self._allow_timing)
             self._timing = TimedBursts(*words)
+        self._errands.start(self._find_price(self._backend))
+        if self._timing is not None:
             self._errands.start(self._timing.run())
+
+    async def _find_price(self, backend: probes.Backend) -> None:
+        self._price = await self._errands.run(price_of, backend)
+        if self._timing is not None:
+            self._timing.price = self._price
 
     # What it says about itself
 
@@ -265,6 +275,8 @@ class StreamsCollector:
             self._notes.put(("", "", "hidden"), *hidden(self._scan.hidden))
         else:
             self._notes.drop(("", "", "hidden"))
+        if self._backend is not None:
+            self._notes.put(("cost", "call_ns", ""), "ok", self._price.words())
         for libraries in (self._timed, self._libraries):
             for path, reason in (libraries.refused if libraries is not None else {}).items():
                 self._notes.put(("stream", "", path), "error", reason)

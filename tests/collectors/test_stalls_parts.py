@@ -108,11 +108,11 @@ def test_captures_hold_the_probes_for_a_bounded_time() -> None:
 def test_a_group_over_its_budget_is_off_but_for_bursts() -> None:
     ration = Ration(1.0)
     ration.since["launch"] = 0
-    assert ration.wanted("launch", 6000, 0, NS, cheap=True)  # 6000 x 1.5 us = 0.9 %
-    assert not ration.wanted("launch", 20_000, NS, 2 * NS, cheap=True)  # 3 %: one interval of three
+    assert ration.wanted("launch", 6000, 0, NS, 1500)  # 6000 x 1.5 us = 0.9 %
+    assert not ration.wanted("launch", 20_000, NS, 2 * NS, 1500)  # 3 %: one interval of three
     ration.since["launch"] = None
-    assert not ration.wanted("launch", 0, 2 * NS, 3 * NS, cheap=True)
-    assert ration.wanted("launch", 0, 3 * NS, 4 * NS, cheap=True)
+    assert not ration.wanted("launch", 0, 2 * NS, 3 * NS, 1500)
+    assert ration.wanted("launch", 0, 3 * NS, 4 * NS, 1500)
     assert ration.bursts["launch"].every == 3
     assert not Ration(1.0).hold.holds(0)
 
@@ -121,7 +121,7 @@ def test_a_capture_keeps_a_group_on() -> None:
     ration = Ration(1.0)
     ration.since["launch"] = 0
     ration.hold.saw(NS)
-    assert ration.wanted("launch", 10**6, 0, NS, cheap=True)
+    assert ration.wanted("launch", 10**6, 0, NS, 1500)
 
 
 # -- tracepoints

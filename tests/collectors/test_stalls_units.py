@@ -19,7 +19,6 @@ from opusmon.clock import ManualClock
 from opusmon.collectors.ebpf import stall_maps as kernel
 from opusmon.collectors.ebpf import stall_words as words
 from opusmon.collectors.ebpf.libcuda import Scan
-from opusmon.collectors.ebpf.meter import HIT_NS
 from opusmon.collectors.ebpf.ring import BUSY, DISCARDED, Ring, entry, parse
 from opusmon.collectors.ebpf.source_text import whole
 from opusmon.collectors.ebpf.stall_cost import FILTER_NS, StallMeter
@@ -419,12 +418,13 @@ def test_a_wait_that_does_not_end_is_told_in_steps() -> None:
 def test_frequent_hits_cost_less() -> None:
     clock = ManualClock(0)
     meter = StallMeter("stalls", clock, NS)
+    meter.hit_ns = 1_234
     meter.add(kernel.Counts(launch=10, poll=1, always=4, filtered=1000, other=5, lost_ring=2, lost_map=1))
     clock.advance(5 * NS)
     batch = meter.due(StringTable())
     assert batch is not None
     row = batch.rows[0]
-    assert (row["calls"], row["call_ns"], row["dropped"]) == (1020, 20 * HIT_NS + 1000 * FILTER_NS, 3)
+    assert (row["calls"], row["call_ns"], row["dropped"]) == (1020, 20 * 1_234 + 1000 * FILTER_NS, 3)
     clock.advance(5 * NS)
     batch = meter.due(StringTable())
     assert batch is not None

@@ -54,6 +54,8 @@ class Watch:
         self.batches: list[Batch] = []
         self.files = 0
         """How many libraries it last said to have probes on."""
+        self.price_us = 0.0
+        """What it last said that a probe hit is taken to cost."""
         self.states: dict[str, str] = {}
         """Field to the state that was last said of it: a state is said once, maybe before what a test waits for."""
         self._decoder = Decoder(self.strings, "")
@@ -73,6 +75,10 @@ class Watch:
                 self.states.update({field: state for field, state, _ in self.reasons()})
                 found = [re.search(r"probes are on (\d+) libcuda", reason) for _, _, reason in self.reasons()]
                 self.files = next((int(match[1]) for match in reversed(found) if match), self.files)
+                priced = [
+                    re.search(r"a probe hit is taken to cost ([\d.]+) us", one) for *_, one in self.reasons()
+                ]
+                self.price_us = next((float(match[1]) for match in reversed(priced) if match), self.price_us)
         return said
 
     def after(self, ready: Callable[[], Any], limit_s: float = 15.0) -> Any:

@@ -7,6 +7,8 @@ import pytest
 
 from opusmon.channels import COST, GPU, GPU_DEVICE, GPU_EVENT
 from opusmon.clock import NS, Anchor, Anchors
+from opusmon.collectors.base import Status, status_batch
+from opusmon.collectors.ebpf.hit_price import Price
 from opusmon.recording import Mark, RecorderState
 from opusmon.schema import Batch, StringTable
 from opusmon.ui.header import Facts, cpu_pct, header, recording_words
@@ -120,6 +122,15 @@ def test_cost_is_the_sum_over_processes(view):
     gpu = next(line for line in lines if line.startswith("gpu"))
     assert " 93" in gpu
     assert "2.00 %" in gpu
+
+
+def test_the_sheet_of_costs_says_what_a_probe_hit_is_taken_to_cost(view):
+    said = Status("stalls", "ok", Price(1_330, 8_600, 700, measured=True).words(), "", "cost", "call_ns")
+    view.push(status_batch(T, [said, Status("gpu", "ok", "fine")], view.strings))
+    view.push(Batch(COST, COST.rows([row(COST, T, collector=view.strings.intern("stalls"), dt_ns=5 * NS)])))
+    lines = [plain(line) for line in cost_lines(view, T)]
+    assert "stalls: a probe hit is taken to cost 1.33 us at entry, 0.70 us at return (measured here)" in lines
+    assert not any("fine" in line for line in lines)
 
 
 def test_events_and_marks_are_one_list(view):

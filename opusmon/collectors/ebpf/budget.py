@@ -10,10 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-CHEAP_HIT_NS, DEAR_HIT_NS = 1_500, 8_000
-"""What a counted hit costs the thread that makes it: measured 1.2-1.7 us per launch on H200 hosts where the kernel
-emulates the first instruction, 7.7 us where it has to single-step it."""
-
 MAX_EVERY = 60
 """The longest cycle, in intervals: once a minute at 1 s. Beyond `MAX_EVERY` budgets (240,000 launches a second of the
 cheap kind at the default budget) the budget is exceeded, so that the burst is not put off for ever."""

@@ -68,6 +68,7 @@ class LibbpfBackend:
         by_multi: set uprobes by links of the kind uprobe_multi, see `opusmon.collectors.ebpf.multi`.
 
     Attributes:
+        by_multi: as it was asked for.
         at_once: how many uprobes it removes in the time that one takes.
 
     Raises:
@@ -76,7 +77,7 @@ class LibbpfBackend:
 
     def __init__(self, name: str, cflags: Sequence[str] = (), *, by_multi: bool = False) -> None:
         self._object: int | None = None
-        self._by_multi = by_multi
+        self.by_multi = by_multi
         self.at_once = multi.AT_ONCE if by_multi else 1
         self._links: set[_Link] = set()
         compiled = prebuilt.find(name, cflags)
@@ -93,11 +94,11 @@ class LibbpfBackend:
         if not opened:
             raise _refused(f"{file} cannot be opened")
         uprobes = [one for one in self._programs(opened) if self._lib.bpf_program__type(one) == _KPROBE]
-        for program in uprobes if self._by_multi else ():
+        for program in uprobes if self.by_multi else ():
             self._lib.bpf_program__set_expected_attach_type(program, multi.ATTACH_TYPE)
         code = self._lib.bpf_object__load(opened)
         error = _refused(f"{file} cannot be loaded", -code) if code else None
-        if not code and self._by_multi and not multi.supported(self._lib.bpf_program__fd(uprobes[0])):
+        if not code and self.by_multi and not multi.supported(self._lib.bpf_program__fd(uprobes[0])):
             error = ProbesUnavailable("the kernel has no uprobe_multi links")
         if error is not None:
             self._lib.bpf_object__close(opened)
@@ -122,7 +123,7 @@ class LibbpfBackend:
         try:
             with open(path, "rb") as file:  # noqa: PTH123  (a path of /proc/self/fd is opened as it stands)
                 offset = elf.file_offset(file, address)
-            if self._by_multi:
+            if self.by_multi:
                 return self._attach_multi(found, path, offset, on_return)
         except (OSError, elf.NotALibrary) as error:
             words = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -7,20 +7,22 @@ import time
 from opusmon.channels import COST
 from opusmon.clock import Clock
 from opusmon.collectors.cost import rss_b
+from opusmon.collectors.ebpf.hit_price import ASSUMED
 from opusmon.schema import Batch, StringTable
 
-HIT_NS = 1_400
-"""Estimate of what one hit costs the thread that makes it, counting included: 1.2-1.7 us measured."""
 PERIOD_NS = 5_000_000_000
 
 
 class Meter:
-    """Makes `cost` rows: `calls` are probe hits, `call_ns` is hits x `HIT_NS`, time taken from the watched threads.
+    """Makes `cost` rows: `calls` are probe hits, `call_ns` is hits x `hit_ns`, time taken from the watched threads.
 
     Args:
         name: the collector.
         clock: time of the rows.
         interval_ns: the tick; a row comes in the tick nearest to the end of its period.
+
+    Attributes:
+        hit_ns: what a hit is taken to cost.
     """
 
     def __init__(self, name: str, clock: Clock, interval_ns: int) -> None:
@@ -28,6 +30,7 @@ class Meter:
         self._clock = clock
         self._period_ns = PERIOD_NS - interval_ns // 2
         self._since, self._cpu_ns = clock.now(), time.process_time_ns()
+        self.hit_ns = ASSUMED.hit_ns(cheap=True)
         self.hits = 0
         self.lost = 0
         self.late = 0
@@ -49,7 +52,7 @@ class Meter:
             spent,
             rss_b(),
             self.hits,
-            self.hits * HIT_NS,
+            self.hits * self.hit_ns,
             nan,
             0,
             self.late,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opusmon.clock import Clock
-from opusmon.collectors.ebpf.meter import HIT_NS, Meter
+from opusmon.collectors.ebpf.meter import Meter
 from opusmon.collectors.ebpf.stall_maps import Counts
 from opusmon.schema import Batch, StringTable
 
@@ -36,6 +36,6 @@ class StallMeter(Meter):
         hits, filtered = self.hits, self._filtered
         batch = super().due(strings)
         if batch is not None:
-            batch.rows["call_ns"] = (hits - filtered) * HIT_NS + filtered * FILTER_NS
+            batch.rows["call_ns"] = (hits - filtered) * self.hit_ns + filtered * FILTER_NS
             self._filtered = 0
         return batch

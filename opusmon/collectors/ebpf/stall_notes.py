@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opusmon.collectors.ebpf import stall_words as words
+from opusmon.collectors.ebpf.hit_price import ASSUMED, Price
 from opusmon.collectors.ebpf.libcuda import Scan
 from opusmon.collectors.ebpf.stall_maps import RING_B, OpenWait
 from opusmon.collectors.ebpf.stall_probes import StallProbes
@@ -44,6 +45,7 @@ class Sight:
         texts_full: no new stacks and sequences are kept.
         interval_ns: the tick.
         open_waits: waits for the GPU that have lasted for long and have not ended, the longest first.
+        price: what a probe hit costs.
     """
 
     scan: Scan
@@ -55,6 +57,7 @@ class Sight:
     texts_full: bool
     interval_ns: int
     open_waits: Sequence[OpenWait] = ()
+    price: Price = ASSUMED
 
 
 def statements(sight: Sight) -> Mapping[Key, Said]:
@@ -66,6 +69,7 @@ def statements(sight: Sight) -> Mapping[Key, Said]:
         said.update(_of_probes(sight.probes, sight))
         said.update(_of_budget(sight))
         said["stall", "", "ring"] = ("ok", _ring(sight), "")
+        said["cost", "call_ns", ""] = ("ok", sight.price.words(), "")
     said.update(map(_open, sight.open_waits[:MAX_OPEN]))
     if sight.texts_full:
         reason = f"{MAX_TEXTS:,} different ones were kept: new ones are not"

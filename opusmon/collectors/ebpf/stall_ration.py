@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from opusmon.collectors.ebpf.budget import CHEAP_HIT_NS, DEAR_HIT_NS, Bursts
+from opusmon.collectors.ebpf.budget import Bursts
 
 Sampled = Literal["launch", "poll"]
 GROUPS: tuple[Sampled, ...] = ("launch", "poll")
@@ -62,7 +62,7 @@ class Ration:
         self.since: dict[Sampled, int | None] = dict.fromkeys(GROUPS)
         self.hold = CaptureHold()
 
-    def wanted(self, group: Sampled, hits: int, begin: int, now: int, *, cheap: bool) -> bool:
+    def wanted(self, group: Sampled, hits: int, begin: int, now: int, hit_ns: int) -> bool:
         """Whether a group is to be on in the interval that begins now.
 
         Args:
@@ -70,11 +70,11 @@ class Ration:
             hits: its hits in the interval that ends now.
             begin: when that interval began, monotonic ns.
             now: monotonic ns.
-            cheap: no hit costs a single step.
+            hit_ns: what a hit costs.
         """
         bursts, since = self.bursts[group], self.since[group]
         if since is not None and since <= begin < now:
-            bursts.measured(hits, now - begin, CHEAP_HIT_NS if cheap else DEAR_HIT_NS)
+            bursts.measured(hits, now - begin, hit_ns)
         else:
             bursts.passed(hits)
         return bursts.wanted or self.hold.holds(now)

@@ -24,6 +24,8 @@ IDLE_NS = 300_000_000_000
 """A stream of a living process that nobody touched for so long is dropped from the table."""
 
 _SLOTS = ("launch", "poll", "always", "timing", "lost_stream", "lost_call", "lost_read")
+POLL_SLOT = _SLOTS.index("poll")
+"""Where hits of poll probes are counted in the map `counts`."""
 _NEVER = 2**64 - 1
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from opusmon.clock import NS, Clock
 from opusmon.collectors.ebpf.attach import Libraries, Open
-from opusmon.collectors.ebpf.budget import CHEAP_HIT_NS, DEAR_HIT_NS, Bursts
+from opusmon.collectors.ebpf.budget import Bursts
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
+from opusmon.collectors.ebpf.hit_price import ASSUMED
 from opusmon.collectors.ebpf.libcuda import Scanner
 from opusmon.collectors.ebpf.names import Names
 from opusmon.collectors.ebpf.probes import Backend
@@ -67,6 +68,7 @@ class TimedBursts:
         allowed_pct: told hits, the time they took (ns) and what one costs (ns), says how much of a core they may take.
 
     Attributes:
+        price: what a hit costs.
         cycle_ns: from the begin of a burst to that of the next one; 0 while calls are timed all the time.
     """
 
@@ -80,6 +82,7 @@ class TimedBursts:
     ) -> None:
         self._launches, self._table, self._clock = launches, table, clock
         self._aside, self._allowed_pct = aside, allowed_pct
+        self.price = ASSUMED
         self.cycle_ns = 0
 
     async def run(self) -> None:
@@ -115,7 +118,7 @@ class TimedBursts:
 
     @property
     def _hit_ns(self) -> int:
-        return CHEAP_HIT_NS if self._launches.cheap else DEAR_HIT_NS
+        return self.price.pair_ns(cheap=self._launches.cheap)
 
 
 def cycle_ns(cost_ns: float, allowed_pct: float) -> int:
@@ -181,7 +184,7 @@ class LaunchTimes:
         self.lost += hits.lost
         if was_on:
             self.timed_ns += dt_ns
-            self._bursts.measured(hits.timing, dt_ns, CHEAP_HIT_NS if self._launches.cheap else DEAR_HIT_NS)
+            self._bursts.measured(hits.timing, dt_ns, ASSUMED.pair_ns(cheap=self._launches.cheap))
         else:
             self._bursts.passed(hits.timing)
         if self._bursts.wanted != was_on:

@@ -21,11 +21,9 @@ _HEADS = (
     ("late", 5),
     ("lost", 6),
 )
-_RING = "of the ring buffer"
-"""Part of what a collector with a ring buffer says about it."""
-
-
-_HITS = "streams, stalls: calls are probe hits, time in calls is hits x 1.4 us (250 ns at tracepoints), as measured on H200 hosts"
+_SAID = ("of the ring buffer", "a probe hit is taken to cost")
+"""Parts of what collectors say about their ring buffers, and about the price of what is counted here."""
+_HITS = "streams, stalls: calls are probe hits, time in calls is hits x what one costs at entry (250 ns at tracepoints)"
 
 
 def cost_lines(view: View, t: int) -> list[Line]:
@@ -58,11 +56,12 @@ def cost_lines(view: View, t: int) -> list[Line]:
             )
         )
     total = f"all: {cpu_pct(view, t) or 0.0:.2f} % of one core, {units.size(rss_b)} resident (pages shared between them count twice)"
-    return [*lines, (), ((total, "title"),), *_rings(view, t), ((_HITS, "dim"),)]
+    return [*lines, (), ((total, "title"),), *_said(view, t), ((_HITS, "dim"),)]
 
 
-def _rings(view: View, t: int) -> list[Line]:
-    """How full the buffers between kernel and user space were."""
+def _said(view: View, t: int) -> list[Line]:
+    """How full the buffers between kernel and user space were, and what a probe hit is taken to cost."""
     text = view.strings.text
-    said = [clean(text(row["reason"])) for row in view.latest("status", t, KEYFRAME_NS + 5 * NS)]
-    return [((words, "value"),) for words in said if _RING in words]
+    rows = view.latest("status", t, KEYFRAME_NS + 5 * NS)
+    said = [(clean(text(row["collector"])), clean(text(row["reason"]))) for row in rows]
+    return [((f"{who}: {words}", "value"),) for who, words in said if any(part in words for part in _SAID)]
