@@ -103,8 +103,9 @@ def _run(
         said, in_time = _read(reading, time.monotonic() + limit_s, say)
     finally:
         os.close(reading)
-        _end(child, own_group=own_group)
-    return _result(name, target, said, child.returncode, limit_s if not in_time else None)
+        ended = _end(child, own_group=own_group)
+    status = child.returncode if ended else None
+    return _result(name, target, said, status, limit_s if not in_time else None)
 
 
 def _read(pipe: int, deadline_s: float, say: Callable[[str], None]) -> tuple[bytes, bool]:
@@ -137,22 +138,23 @@ def _tell(said: bytearray, begin: int, say: Callable[[str], None]) -> int:
     return max(begin, end)
 
 
-def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:
-    """Reap the child; what it has started goes with it."""
+def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> bool:
+    """Reap the child; what it has started goes with it. Whether it ended by itself."""
     # Until it is reaped its number, and that of its group, belong to nobody else.
     until_s = time.monotonic() + GRACE_S
-    while time.monotonic() < until_s and not os.waitid(
-        os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG
-    ):
+    while not (ended := os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
+        if time.monotonic() >= until_s:
+            break
         time.sleep(0.002)
     if own_group:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
     child.kill()
     child.wait()
+    return ended is not None
 
 
-def _result(name: str, target: str, said: bytes, status: int, limit_s: float | None) -> Result:
+def _result(name: str, target: str, said: bytes, status: int | None, limit_s: float | None) -> Result:
     stage = ""
     for line in said.splitlines():
         try:
@@ -166,6 +168,8 @@ def _result(name: str, target: str, said: bytes, status: int, limit_s: float | N
     if limit_s is not None:
         why = f"still running after {limit_s:g} s{during}"
         return Result(name, target, error=why, remedy="--time-limit gives it longer")
+    if status is None:
+        return Result(name, target, error=f"the checked code closed the way to its answer{during}")
     if status == _TOO_OLD:
         return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -50,8 +50,12 @@ def main(name: str, options_json: str, pipe: int) -> None:
     out = os.fdopen(pipe, "w", encoding="utf-8")
 
     def send(document: dict[str, Any]) -> None:
-        out.write(json.dumps(document) + "\n")
-        out.flush()
+        try:
+            out.write(json.dumps(document) + "\n")
+            out.flush()
+        except BrokenPipeError:
+            # Nobody waits for it any more: the time was up.
+            os._exit(1)
 
     options = json.loads(options_json)
     result = run(name, options, lambda stage: send({"stage": stage}))
@@ -75,13 +79,16 @@ def run(name: str, options: Options, say: Say) -> Result:
                 name, target, error=f"{error.name} is not installed here", remedy=INSTALL[error.name]
             )
         return _failed(name, target, error)
-    except Exception as error:
+    except SystemExit as error:
+        # Ending here would take as long as torch takes to end, and say less.
+        return _failed(name, target, error, "the code ends the process, sys.exit")
+    except (Exception, KeyboardInterrupt) as error:
         return _failed(name, target, error)
     return result
 
 
-def _failed(name: str, target: str, error: Exception) -> Result:
+def _failed(name: str, target: str, error: BaseException, lead: str = "") -> Result:
     where, line = of_error(error)
     place = f" at {where}: {line}" if where else ""
     words = str(error).strip().splitlines()
-    return Result(name, target, error=f"{type(error).__name__}: {words[0] if words else ''}{place}")
+    return Result(name, target, error=f"{lead or type(error).__name__}: {words[0] if words else ''}{place}")

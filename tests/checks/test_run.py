@@ -59,6 +59,21 @@ def test_what_the_users_code_raises_is_told_with_its_line():
     assert 'return {}["missing"]  # raises' in result.error
 
 
+def test_code_that_leaves_the_process_is_told_with_its_line_not_with_the_signal_that_ended_it():
+    result = graph("leaves")
+    assert result.error.startswith("the code ends the process, sys.exit: no licence at ")
+    assert result.error.endswith('raise SystemExit("no licence")  # leaves')
+
+
+def test_code_that_closes_the_pipe_is_not_said_to_be_killed_by_the_signal_that_ends_it():
+    assert graph("closes").error.startswith("the checked code closed the way to its answer during: ")
+
+
+def test_a_child_that_is_out_of_time_says_nothing_more(capfd):
+    assert graph("pair", limit_s=0.05).error.startswith("still running after 0.05 s")
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_an_interpreter_that_is_not_there():
     assert "does not start" in graph("pair", python="/nowhere/python").error
 
