@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from opusmon.checks.where import Place, here
 _READS = {"tolist": "host_copy", "numpy": "host_copy", "cpu": "host_copy", "__array__": "host_copy"}
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
 _CPU = re.compile(r"""["']cpu["']""")
-_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order"})
+_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order", "profiler"})
 _CHOOSING = frozenset({"cond", "while_loop"})
 _COPIED: tuple[str, Level] = ("host_tensor", "problem")
 _FROZEN: tuple[str, Level] = ("frozen_tensor", "note")
@@ -98,6 +100,8 @@ class Recorder:
 
     def note(self, kind: str, op: str, level: Level = "problem") -> None:
         """Something happens at the line that is being executed."""
+        if kind == "item" and _in_step_count():
+            kind = "optimizer"
         self.seen.append(Seen(kind, op, here(), level))
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -251,6 +255,16 @@ def _tags(func: Any) -> Sequence[Any]:
     """Of an operator; those of higher order, as torch.cond, have none."""
     tags: Sequence[Any] = getattr(func, "tags", ())
     return tags
+
+
+def _in_step_count() -> bool:
+    """Whether an optimizer of torch reads how many steps it has made."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_get_value":
+            return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
+        frame = frame.f_back
+    return False
 
 
 def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -55,7 +55,9 @@ def innermost(frames: Iterable[traceback.FrameSummary]) -> Place:
 
 
 def of_error(error: BaseException) -> Place:
-    """The user's line that raised."""
+    """The user's line that raised, or that is no Python."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno and is_users(error.filename):
+        return place(error.filename, error.lineno)
     return of_traceback(error.__traceback__)
 
 

@@ -102,6 +102,38 @@ def test_a_counter_that_the_result_depends_on_is_a_problem():
     assert "self.step" in result.problems[0].what
 
 
+@pytest.mark.parametrize(("name", "variable"), [("enclosed_state", "step"), ("enclosed_list", "log")])
+def test_state_in_a_variable_of_the_enclosing_function_is_a_problem(name, variable):
+    result = checked(name)
+    assert found(result) == [("python_state", line_of(name))]
+    assert result.problems[0].what.startswith(f"{variable} changes on each call")
+
+
+def test_results_that_differ_for_no_reason_that_was_seen_are_a_note():
+    result = checked("tensor_state")
+    assert result.clean
+    assert [one.kind for one in result.problems] == ["hidden_state"]
+
+
+def test_the_step_count_of_an_optimizer_is_told_with_what_makes_it_capturable():
+    result = checked("optimizer")
+    assert ("optimizer", line_of("optimizer")) in found(result)
+    (one,) = [one for one in result.problems if one.kind == "optimizer"]
+    assert "capturable=True" in one.change
+    assert not any("profiler::" in one.what for one in result.not_measured)
+
+
+def test_code_in_which_nothing_runs_is_not_clean():
+    result = checked("lazy")
+    assert [one.kind for one in result.problems if one.level == "problem"] == ["empty_graph"]
+
+
+def test_a_stream_without_a_gpu_is_told_with_its_line():
+    result = graph.check({"target": f"{TARGETS}:stream", "buckets": {}}, lambda stage: None)
+    assert result.error.startswith("the target needs a GPU, and torch sees none: ")
+    assert f":{line_of('stream')}: " in result.error
+
+
 def test_problems_come_in_the_order_of_the_call():
     assert found(checked("two")) == [("item", line_of("two_item")), ("dynamic_shape", line_of("two_nonzero"))]
 

@@ -74,6 +74,13 @@ def test_a_child_that_is_out_of_time_says_nothing_more(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_what_is_no_python_is_told_with_its_line(tmp_path):
+    (tmp_path / "wrong.py").write_text("import os\ndef step(:\n")
+    result = run("graph", {"target": f"{tmp_path}/wrong.py:step", "buckets": {}}, limit_s=60.0)
+    assert result.error.startswith("SyntaxError: ")
+    assert result.error.endswith(f"{tmp_path}/wrong.py:2: def step(:")
+
+
 def test_an_interpreter_that_is_not_there():
     assert "does not start" in graph("pair", python="/nowhere/python").error
 

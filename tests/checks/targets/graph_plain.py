@@ -261,3 +261,60 @@ def raises():
         return x @ x  # HERE raises
 
     return fn, (_x(),)
+
+
+def enclosed_state():
+    step = 0
+
+    def fn(x):
+        nonlocal step
+        step += 1  # HERE enclosed_state
+        return x * step
+
+    return fn, torch.ones(4)
+
+
+def enclosed_list():
+    log = []
+
+    def fn(x):
+        log.append(1)  # HERE enclosed_list
+        return x * len(log)
+
+    return fn, torch.ones(4)
+
+
+def tensor_state():
+    total = torch.zeros(4)
+
+    def fn(x):
+        return total.add_(x).clone()
+
+    return fn, torch.ones(4)
+
+
+def optimizer():
+    weight = torch.nn.Parameter(torch.ones(4))
+    adam = torch.optim.AdamW([weight])
+
+    def fn(x):
+        adam.zero_grad()
+        (weight * x).sum().backward()
+        adam.step()  # HERE optimizer
+
+    return fn, torch.ones(4)
+
+
+def lazy():
+    def fn(x):
+        yield x + 1
+
+    return fn, torch.ones(4)
+
+
+def stream():
+    def fn(x):
+        with torch.cuda.stream(torch.cuda.Stream()):  # HERE stream
+            return x + 1
+
+    return fn, torch.ones(4)
