@@ -24,7 +24,13 @@ _STATIC = "static: "
 _STUBS = ("requires CUDA support", "dummy base class")
 """What classes of a torch without CUDA say when they are made."""
 
-_NO_GPU = ("not compiled with CUDA", "not linked with support for cuda", "no NVIDIA driver", "No CUDA GPUs", *_STUBS)
+_NO_GPU = (
+    "not compiled with CUDA",
+    "not linked with support for cuda",
+    "no NVIDIA driver",
+    "No CUDA GPUs",
+    *_STUBS,
+)
 _REMEDY = "run it on a host with a GPU, or let the target make its tensors on the CPU where there is none"
 
 

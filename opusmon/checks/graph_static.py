@@ -36,9 +36,7 @@ MAX_CHANGES = 40
 """Most rows of changing inputs."""
 
 _NOTHING = "no operation of torch runs"
-_NOTHING_CHANGE = (
-    "the target returns the function that does the work; a coroutine or a generator does none when it is called"
-)
+_NOTHING_CHANGE = "the target returns the function that does the work; a coroutine or a generator does none when it is called"
 _EXPLAINS = frozenset({"python_state", "host_random", "generator"})
 
 
@@ -79,7 +77,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     result.problems = problems
     result.basis = _basis(on_gpu=on_gpu)
     result.facts.insert(
-        0, Fact("devices", " ".join(sorted(devices)), f"tensors on {', '.join(sorted(devices)) or 'no device'}")
+        0,
+        Fact("devices", " ".join(sorted(devices)), f"tensors on {', '.join(sorted(devices)) or 'no device'}"),
     )
     _inputs(found, result)
     if opaque and not on_gpu:

@@ -70,7 +70,11 @@ def test_a_file_of_a_package_may_import_from_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("make", "buckets", "words"),
     [
-        ("add", {}, "called without arguments: missing a required argument: 'a' (--bucket NAME=V,V gives some)"),
+        (
+            "add",
+            {},
+            "called without arguments: missing a required argument: 'a' (--bucket NAME=V,V gives some)",
+        ),
         ("pair", {"batch": [1]}, "called with those of --bucket: got an unexpected keyword argument 'batch'"),
         ("no_pair", {}, "must return (fn, inputs) or (module, inputs), not function"),
         ("single_in_three", {}, "not (builtin_function_or_method, int, int)"),
