@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -204,9 +205,8 @@ def check(args: argparse.Namespace) -> int:
     at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0
     limit_s = parse_duration(args.time_limit) / 1e9
     result = run(args.check, {**options, "limit_s": limit_s}, python=args.python, limit_s=limit_s)
-    print(
-        json.dumps(to_json(result), indent=2) if args.json else as_text(result), end="\n" if args.json else ""
-    )
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(json.dumps(to_json(result), indent=2) + "\n" if args.json else as_text(result, columns), end="")
     if args.mark is not None:
         _mark(args.mark, at, result)
     if result.error:
