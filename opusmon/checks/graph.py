@@ -15,23 +15,12 @@ from opusmon.checks.graph_words import BREAKING
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.run import run
 from opusmon.checks.where import of_error
-from opusmon.checks.worker import Say
+from opusmon.checks.worker import NEEDS_GPU, Say, needs_gpu
 
 PART_LIMIT_S = 86_400.0
 """The parts end with the check, at its own limit."""
 
 _STATIC = "static: "
-_STUBS = ("requires CUDA support", "dummy base class")
-"""What classes of a torch without CUDA say when they are made."""
-
-_NO_GPU = (
-    "not compiled with CUDA",
-    "not linked with support for cuda",
-    "no NVIDIA driver",
-    "No CUDA GPUs",
-    *_STUBS,
-)
-_REMEDY = "run it on a host with a GPU, or let the target make its tensors on the CPU where there is none"
 
 
 def check(options: Mapping[str, Any], say: Say) -> Result:
@@ -62,11 +51,11 @@ def _without_gpu(options: Mapping[str, Any], say: Say) -> Result:
     try:
         return static_part(options, say)
     except (AssertionError, RuntimeError) as error:
-        if not any(words in str(error) for words in _NO_GPU):
+        if not needs_gpu(error):
             raise
         where, line = of_error(error)
         why = f"the target needs a GPU, and torch sees none: {where}: {line}"
-        return Result("graph", options["target"], error=why, remedy=_REMEDY)
+        return Result("graph", options["target"], error=why, remedy=NEEDS_GPU)
 
 
 def merged(measured: list[Problem], static: list[Problem], *, captured: bool) -> list[Problem]:

@@ -83,7 +83,7 @@ def _run(
     *,
     own_group: bool,
 ) -> Result:
-    target = str(options.get("target", ""))
+    target = str(options.get("target") or "")
     reading, writing = os.pipe()
     try:
         child = subprocess.Popen(

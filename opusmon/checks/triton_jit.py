@@ -69,6 +69,7 @@ def _pass(how: str, options: Options, private: Path, result: Result, say: Say) -
         "private": str(private),
         "trace": str(trace),
         "how": how,
+        "debug": options.get("debug", False),
     }
     passed = run(
         triton_pass.NAME,

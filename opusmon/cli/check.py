@@ -183,9 +183,7 @@ def _kv_tile(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--width", type=_count, metavar="BYTES", help="that a lane loads: 1, 2, 4, 8 or 16")
 
 
-_NOT_OPTIONS = frozenset(
-    {"run", "debug", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"}
-)
+_NOT_OPTIONS = frozenset({"run", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"})
 
 
 def check(args: argparse.Namespace) -> int:

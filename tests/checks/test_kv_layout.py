@@ -288,3 +288,12 @@ def test_a_name_with_escapes_does_not_reach_the_terminal(tmp_path):
     assert done.returncode == 1
     assert "v?[31m" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_cache_read_as_dense_is_told_how_to_be_read_as_pages():
+    assert kind_of("misaligned").startswith("read as dense (one of pages needs --page-size")
+    assert kind_of("clean").startswith("read as paged, FlashAttention-3")
+
+
+def kind_of(name, **options):
+    return next(one.text for one in checked(name, **options).facts if one.name == "kind")

@@ -4,10 +4,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from opusmon.checks import run as running
+from opusmon.checks import worker
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, from_json, to_json
 from opusmon.checks.run import run
 
@@ -72,6 +74,24 @@ def test_code_that_closes_the_pipe_is_not_said_to_be_killed_by_the_signal_that_e
 def test_a_child_that_is_out_of_time_says_nothing_more(capfd):
     assert graph("pair", limit_s=0.05).error.startswith("still running after 0.05 s")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_traceback_is_shown_when_it_is_asked_for(capfd):
+    options = {"target": f"{PLAIN}:broken", "buckets": {}}
+    run("graph", options, limit_s=60.0)
+    assert "Traceback" not in capfd.readouterr().err
+    run("graph", {**options, "debug": True}, limit_s=60.0)
+    assert 'return {}["missing"]  # raises' in capfd.readouterr().err
+
+
+def test_code_that_wants_a_gpu_is_told_to_whatever_check_it_is_given(monkeypatch):
+    def check(options, say):
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setitem(sys.modules, "a_check", SimpleNamespace(check=check))
+    monkeypatch.setitem(worker.CHECKS, "compile", "a_check")
+    result = worker.run("compile", {"target": None}, lambda stage: None)
+    assert (result.target, result.remedy) == ("", worker.NEEDS_GPU)
 
 
 def test_what_is_no_python_is_told_with_its_line(tmp_path):

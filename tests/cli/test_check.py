@@ -52,6 +52,17 @@ def test_a_bucket_that_is_none_is_one_line(capfd):
     assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
 
 
+def test_nothing_to_check_names_no_target(capfd):
+    status, out, _ = ran(capfd, "check", "kv-layout")
+    assert status == 1
+    assert out.startswith("check kv-layout: could not run: nothing to look at")
+
+
+def test_a_traceback_is_shown_with_debug(capfd):
+    _, _, err = ran(capfd, "check", "graph", f"{TARGETS}/plain.py:broken", "--debug")
+    assert "Traceback" in err
+
+
 def test_a_target_that_is_not_there_could_not_run(capfd):
     status, out, _ = ran(capfd, "check", "graph", "/nowhere/a.py:f")
     assert status == 1
