@@ -20,7 +20,7 @@ from opusmon.checks.graph_inputs import memory_of, tensors
 from opusmon.checks.result import Level
 from opusmon.checks.where import Place, here
 
-_READS = {"tolist": "host_copy", "numpy": "host_copy", "cpu": "host_copy", "__array__": "host_copy"}
+_READS = dict.fromkeys(("tolist", "numpy", "cpu", "__array__", "__repr__"), "host_copy")
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
 _CPU = re.compile(r"""["']cpu["']""")
 _OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order", "profiler"})

@@ -134,14 +134,16 @@ def _value(text: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A file that is named like a module of Python's own must not take that one's place.
+    name = f"{path.stem}_target" if path.stem in sys.stdlib_module_names else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{path} is no Python file")
     if (path.parent / "__init__.py").is_file():
         return _from_package(path.resolve())
     module = importlib.util.module_from_spec(spec)
     # Before it runs, as an import would: dataclasses and dynamo look modules up by name.
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module

@@ -54,6 +54,7 @@ def fact(result, name):
         ("host_copy", "host_copy"),
         ("to_host", "host_copy"),
         ("tolist", "host_copy"),
+        ("printed", "host_copy"),
         ("host_tensor", "host_tensor"),
         ("nonzero", "dynamic_shape"),
         ("mask", "dynamic_shape"),

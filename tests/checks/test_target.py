@@ -53,6 +53,14 @@ def test_a_target_inside_a_class_and_one_in_a_module(monkeypatch):
     assert [case.call() for case in cases(load("plain:pair"), {})] == [3]
 
 
+def test_a_file_named_like_a_module_of_python_does_not_replace_it(tmp_path):
+    import profile
+
+    (tmp_path / "profile.py").write_text("def make(): return abs, -3\n")
+    assert [case.call() for case in cases(load(f"{tmp_path}/profile.py:make"), {})] == [3]
+    assert sys.modules["profile"] is profile
+
+
 def test_a_file_of_a_package_may_import_from_it(tmp_path, monkeypatch):
     inner = tmp_path / "serving_here" / "inner"
     inner.mkdir(parents=True)

@@ -318,3 +318,11 @@ def stream():
             return x + 1
 
     return fn, torch.ones(4)
+
+
+def printed():
+    def fn(x):
+        print(x)  # HERE printed
+        return x + 1
+
+    return fn, torch.ones(4)
