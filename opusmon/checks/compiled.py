@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opusmon.checks.basis import of_torch
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
 from opusmon.checks.target import cases, load
-from opusmon.checks.worker import SCRATCH, Say
+from opusmon.checks.worker import Say, use_own_caches
 
 if TYPE_CHECKING:
     from opusmon.checks.compiled_times import Difference
@@ -75,10 +73,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
 
 def _use_own_caches() -> None:
     """Neither read nor fill the caches of the user's programs; say what we ask torch to say."""
-    scratch = os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="opusmon-check-")
-    os.environ[SCRATCH] = scratch
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch, "inductor"))
-    os.environ["TRITON_CACHE_DIR"] = str(Path(scratch, "triton"))
+    use_own_caches()
     os.environ.pop("TORCH_LOGS", None)
 
 

@@ -15,7 +15,7 @@ from opusmon.checks.graph_words import BREAKING
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.run import run
 from opusmon.checks.where import of_error
-from opusmon.checks.worker import NEEDS_GPU, Say, needs_gpu
+from opusmon.checks.worker import NEEDS_GPU, Say, needs_gpu, use_own_caches
 
 PART_LIMIT_S = 86_400.0
 """The parts end with the check, at its own limit."""
@@ -27,6 +27,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     """Check the target on the GPU when its tensors are there, else say what can be said without one."""
     import torch
 
+    # The processes of the captures inherit them, so that what one has compiled the next one loads.
+    use_own_caches()
     if not torch.cuda.is_available():
         return _without_gpu(options, say)
     say("static part")

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -101,6 +102,14 @@ def run(name: str, options: Options, say: Say) -> Result:
             traceback.print_exception(error)
         return _failed(name, target, error)
     return result
+
+
+def use_own_caches() -> None:
+    """What is compiled from here on neither reads nor fills the caches of the user's programs."""
+    scratch = os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="opusmon-check-")
+    os.environ[SCRATCH] = scratch
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"
+    os.environ["TRITON_CACHE_DIR"] = f"{scratch}/triton"
 
 
 def needs_gpu(error: BaseException) -> bool:

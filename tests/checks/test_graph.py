@@ -21,10 +21,18 @@ from opusmon.checks.result import Fact, Result, Table  # noqa: E402
 from opusmon.checks.run import run  # noqa: E402
 from opusmon.checks.target import Case, load  # noqa: E402
 from opusmon.checks.where import Place  # noqa: E402
+from opusmon.checks.worker import SCRATCH  # noqa: E402
 
 TARGETS = Path(__file__).parent / "targets" / "graph_plain.py"
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_graph_gpu.py has it")
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch, tmp_path):
+    """What the check sets in the environment goes with the test."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", SCRATCH):
+        monkeypatch.setenv(name, str(tmp_path))
 
 
 def line_of(mark):

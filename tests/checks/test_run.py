@@ -94,6 +94,16 @@ def test_code_that_wants_a_gpu_is_told_to_whatever_check_it_is_given(monkeypatch
     assert (result.target, result.remedy) == ("", worker.NEEDS_GPU)
 
 
+@pytest.mark.parametrize("name", ["graph", "compile"])
+def test_the_caches_of_the_users_programs_are_left_alone(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    result = run(name, {"target": f"{PLAIN}:caches", "buckets": {}}, limit_s=60.0)
+    words = result.error.partition(" at ")[0].removeprefix("ValueError: ").split()
+    assert len(words) == 2
+    assert all("opusmon-check-" in word for word in words)
+
+
 def test_what_is_no_python_is_told_with_its_line(tmp_path):
     (tmp_path / "wrong.py").write_text("import os\ndef step(:\n")
     result = run("graph", {"target": f"{tmp_path}/wrong.py:step", "buckets": {}}, limit_s=60.0)

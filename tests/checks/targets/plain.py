@@ -68,3 +68,7 @@ def closes():
 
 def single_in_three():
     return abs, 1, 2
+
+
+def caches():
+    raise ValueError(f"{os.environ['TRITON_CACHE_DIR']} {os.environ['TORCHINDUCTOR_CACHE_DIR']}")
