@@ -81,6 +81,7 @@ class Recorder:
         self._before = before
         self._after = after
         self._outer = ""
+        self._checks_on_host = False
         self._of_host: dict[int, torch.Tensor] = {}
 
     @contextmanager
@@ -109,6 +110,7 @@ class Recorder:
         name = getattr(func, "__name__", "")
         self._outer = (resolve_name(func) or name).replace("torch.Tensor.", "Tensor.")
         self.last = self._outer
+        self._checks_on_host = not self._on_gpu and name == "one_hot" and _says_classes(args, kwargs)
         if args and self._is_theirs(args[0]):
             if kind := _READS.get(name):
                 self.note(kind, self._outer)
@@ -118,6 +120,7 @@ class Recorder:
             return self._called(name, func, args, kwargs)
         finally:
             self._outer = ""
+            self._checks_on_host = False
 
     def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if name not in _FROM_HOST or _has_tensor(args, kwargs):
@@ -160,6 +163,8 @@ class Recorder:
     def _kind(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         first = next((tensor for _, tensor in tensors(args)), None)
         theirs = first is not None and self._is_theirs(first)
+        if self._checks_on_host:
+            return None
         if theirs and (
             torch.Tag.data_dependent_output in _tags(func) or name.endswith("::_linalg_check_errors")
         ):
@@ -265,6 +270,11 @@ def _in_step_count() -> bool:
             return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
         frame = frame.f_back
     return False
+
+
+def _says_classes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether one_hot is told how many classes there are: on a GPU it then reads no value (ATen's Onehot.cpp)."""
+    return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1)
 
 
 def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

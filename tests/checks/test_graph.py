@@ -132,6 +132,10 @@ def test_the_step_count_of_an_optimizer_is_told_with_what_makes_it_capturable():
     assert not any("profiler::" in one.what for one in result.not_measured)
 
 
+def test_one_hot_reads_values_only_where_it_is_not_told_the_classes():
+    assert found(checked("one_hot")) == [("item", line_of("one_hot"))]
+
+
 def test_code_in_which_nothing_runs_is_not_clean():
     result = checked("lazy")
     assert [one.kind for one in result.problems if one.level == "problem"] == ["empty_graph"]
