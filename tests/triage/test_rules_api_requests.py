@@ -157,6 +157,15 @@ def test_retries_hide_what_users_wait_for():
     assert at(found)[0] == pytest.approx(21.44)
 
 
+def test_of_requests_that_are_not_streamed_it_is_said_that_there_is_no_ttft():
+    view = steady(60, ttft_ns=math.nan)
+    for number in range(20):
+        view.request(T0 + (20 + number) * NS + 1, retry=1, ttft_ns=math.nan)
+    (found,) = find(view, "retries_hide_latency", 60)
+    missing = {one["name"] for one in found.to_json()["evidence"] if one["value"] is None}
+    assert missing == {"ttft_p95_s", "ttft_p95_with_retries_s"}
+
+
 def test_few_retries_are_no_finding():
     view = steady(60, per_s=5)
     for number in range(6):
