@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from opusmon.checks.result import Problem, Result, Table, Value
-from opusmon.text import printable
+from opusmon.text import hanging, printable
 
 _WIDTH = 100
 _SIGNS = {"problem": "!!", "note": "i"}
@@ -34,38 +33,40 @@ def headline(problem: Problem) -> str:
 
 
 def _lines(result: Result) -> Iterator[str]:
-    yield from _wrapped("", f"check {result.check} {result.target}".rstrip() + f": {verdict(result)}", "")
+    yield from hanging("", f"check {result.check} {result.target}".rstrip() + f": {verdict(result)}", _WIDTH)
     if result.basis:
-        yield from _wrapped("basis: ", result.basis)
+        yield from hanging(f"{_INDENT}basis: ", result.basis, _WIDTH)
     if result.remedy:
-        yield from _wrapped("fix: ", result.remedy)
+        yield from hanging(f"{_INDENT}fix: ", result.remedy, _WIDTH)
     for problem in result.problems:
         yield ""
         yield from _problem(problem)
     if result.facts:
         yield ""
         for fact in result.facts:
-            yield from _wrapped("- ", fact.text)
+            yield from hanging(f"{_INDENT}- ", fact.text, _WIDTH)
     for table in result.tables:
         yield ""
         yield from _table(table)
     if result.not_measured:
         yield ""
         for missing in result.not_measured:
-            yield from _wrapped("not measured: ", f"{missing.what}: {missing.why}")
+            yield from hanging(f"{_INDENT}not measured: ", f"{missing.what}: {missing.why}", _WIDTH)
 
 
 def _problem(problem: Problem) -> Iterator[str]:
     place = f"{problem.where}  " if problem.where else ""
-    yield from _wrapped(f"{_SIGNS[problem.level]:<3}", f"{place}{problem.what}  [{problem.kind}]", "")
+    yield from hanging(f"{_SIGNS[problem.level]:<3}", f"{place}{problem.what}  [{problem.kind}]", _WIDTH)
     if problem.line:
-        yield from _wrapped("> ", problem.line)
+        yield from hanging(f"{_INDENT}> ", problem.line, _WIDTH)
     if problem.code:
-        yield from _wrapped("said: ", problem.code)
+        yield from hanging(f"{_INDENT}said: ", problem.code, _WIDTH)
     if problem.facts:
-        yield from _wrapped("", ", ".join(f"{name} {_cell(value)}" for name, value in problem.facts.items()))
+        yield from hanging(
+            _INDENT, ", ".join(f"{name} {_cell(value)}" for name, value in problem.facts.items()), _WIDTH
+        )
     if problem.change:
-        yield from _wrapped("change: ", problem.change)
+        yield from hanging(f"{_INDENT}change: ", problem.change, _WIDTH)
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -98,13 +99,3 @@ def _cell(value: Value) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return printable(value)
-
-
-def _wrapped(head: str, text: str, indent: str = _INDENT) -> list[str]:
-    return textwrap.wrap(
-        printable(text),
-        _WIDTH,
-        initial_indent=indent + head,
-        subsequent_indent=" " * len(indent + head),
-        break_on_hyphens=False,
-    )
