@@ -13,12 +13,9 @@ from typing import Any
 from opusmon.checks.basis import of_torch
 from opusmon.checks.graph_words import BREAKING
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
-from opusmon.checks.run import run
+from opusmon.checks.run import PART_LIMIT_S, run
 from opusmon.checks.where import of_error
 from opusmon.checks.worker import Say
-
-PART_LIMIT_S = 86_400.0
-"""The parts end with the check, at its own limit."""
 
 _STATIC = "static: "
 _NO_GPU = ("not compiled with CUDA", "not linked with support for cuda", "no NVIDIA driver", "No CUDA GPUs")

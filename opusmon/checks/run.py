@@ -17,9 +17,13 @@ from typing import Any
 
 from opusmon.checks.result import Result, from_json
 from opusmon.checks.worker import SCRATCH
+from opusmon.processes import signal_name
 
 MAX_ANSWER_B = 16_000_000
 """Most bytes of a child's answer."""
+
+PART_LIMIT_S = 86_400.0
+"""Limit of a child that is a part of another check: it ends with that one, at that one's limit."""
 
 GRACE_S = 0.5
 """What a child that has said all, or is out of time, gets to end by itself."""
@@ -104,6 +108,8 @@ def _run(
     finally:
         os.close(reading)
         _end(child, own_group=own_group)
+    if len(said) > MAX_ANSWER_B:
+        return Result(name, target, error=f"the answer is longer than {MAX_ANSWER_B:,} bytes")
     return _result(name, target, said, child.returncode, limit_s if not in_time else None)
 
 
@@ -168,5 +174,5 @@ def _result(name: str, target: str, said: bytes, status: int, limit_s: float | N
         return Result(name, target, error=why, remedy="--time-limit gives it longer")
     if status == _TOO_OLD:
         return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
     return Result(name, target, error=f"the checked code {how}{during}")

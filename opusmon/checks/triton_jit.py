@@ -13,14 +13,12 @@ from pathlib import Path
 
 from opusmon.checks import triton_caches, triton_hooks, triton_pass, triton_tables
 from opusmon.checks.result import Missing, Result
-from opusmon.checks.run import run
+from opusmon.checks.run import PART_LIMIT_S, run
 from opusmon.checks.triton_problems import problems
 from opusmon.checks.triton_trace import Trace, read
 from opusmon.checks.worker import SCRATCH, Options, Say
 
 NO_GPU = "run it where Triton sees a GPU"
-_A_DAY_S = 86_400.0
-"""The parent's time limit ends a pass."""
 
 
 def check(options: Options, say: Say) -> Result:
@@ -73,7 +71,7 @@ def _pass(how: str, options: Options, private: Path, result: Result, say: Say) -
     passed = run(
         triton_pass.NAME,
         own,
-        limit_s=_A_DAY_S,
+        limit_s=PART_LIMIT_S,
         env=triton_pass.environment(private),
         own_group=False,
         say=say,

@@ -16,6 +16,7 @@ from typing import Any
 from opusmon.checks.result import Result, to_json
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import of_error
+from opusmon.processes import die_with_parent
 
 Options = Mapping[str, Any]
 Say = Callable[[str], None]
@@ -46,6 +47,7 @@ INSTALL = {"torch": INSTALL_TORCH, "triton": INSTALL_TRITON}
 
 def main(name: str, options_json: str, pipe: int) -> None:
     """Run one check and write to the pipe. The user's prints go to stderr, so that stdout is the report's."""
+    die_with_parent()
     os.dup2(2, 1)
     out = os.fdopen(pipe, "w", encoding="utf-8")
 

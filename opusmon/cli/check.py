@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,9 +204,14 @@ def check(args: argparse.Namespace) -> int:
             options["buckets"] = parse_buckets(args.bucket)
         except TargetError as error:
             raise CliError(str(error)) from error
+    if args.mark is None and args.mark_at is not None:
+        raise CliError("--mark-at says where in a recording: name it with --mark FILE")
     at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0
     limit_s = parse_duration(args.time_limit) / 1e9
-    result = run(args.check, {**options, "limit_s": limit_s}, python=args.python, limit_s=limit_s)
+    if not limit_s:
+        raise CliError("--time-limit 0 leaves no time")
+    with _ending_in_order():
+        result = run(args.check, {**options, "limit_s": limit_s}, python=args.python, limit_s=limit_s)
     print(
         json.dumps(to_json(result), indent=2) if args.json else as_text(result), end="\n" if args.json else ""
     )
@@ -212,6 +220,29 @@ def check(args: argparse.Namespace) -> int:
     if result.error:
         return ERROR
     return OK if result.clean else FINDINGS
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A lost terminal or a kill ends the child too, and takes its files away, as Ctrl-C does."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # What nohup ignores stays so; and only the main thread may say what a signal does.
+        if signal.getsignal(number) is signal.SIG_DFL
+        and threading.current_thread() is threading.main_thread()
+    ]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _mark_at(path: Path, at: str | None) -> int:

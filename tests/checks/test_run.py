@@ -1,5 +1,7 @@
 """The child process: what becomes of code that crashes, hangs, has no torch, or says a lot."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,14 +45,66 @@ def test_code_that_ends_the_process_is_named_by_its_stage(name, words):
     assert len(result.error) > len(words) + 10
 
 
-def test_code_that_hangs_is_ended_at_the_limit_with_all_that_it_started(capfd):
+@pytest.fixture
+def pids(tmp_path, monkeypatch):
+    """Where code that hangs names itself and what it has started."""
+    path = tmp_path / "pids"
+    monkeypatch.setenv("PLAIN_PIDS", str(path))
+    return path
+
+
+def wait_until(true, within_s=30.0):
+    until = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_gone(pid):
+    """Ended, whether or not somebody has taken note of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_code_that_hangs_is_ended_at_the_limit_with_all_that_it_started(capfd, pids):
     began = time.monotonic()
     result = graph("hangs", limit_s=8.0)
     assert 8.0 <= time.monotonic() - began < 20
+    started = pids.read_text(encoding="ascii").split()
+    assert len(started) == 2
+    wait_until(lambda: all(map(is_gone, started)))
     assert result.error.startswith("still running after 8 s during: ")
     assert result.remedy == "--time-limit gives it longer"
     out, err = capfd.readouterr()
     assert (out, "said on stdout" in err) == ("", True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_when_the_command_is_ended_the_child_does_not_live_on(pids, tmp_path, how):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "opusmon", "check", "graph", f"{PLAIN}:hangs"]
+    with (tmp_path / "err").open("w") as err:
+        parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stderr=err)
+    wait_until(lambda: pids.exists() and pids.read_text(encoding="ascii").endswith("\n"))
+    child, helper = pids.read_text(encoding="ascii").split()
+    parent.send_signal(how)
+    status = parent.wait(30)
+    wait_until(lambda: is_gone(child))
+    if how == signal.SIGKILL:
+        # Nobody is left to end what the code has started, or to clear up.
+        os.kill(int(helper), signal.SIGKILL)
+        return
+    wait_until(lambda: is_gone(helper))
+    assert status == 128 + how
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
+    assert "was killed by signal 35" in said(tmp_path, "os.kill(os.getpid(), 35)").error
 
 
 def test_what_the_users_code_raises_is_told_with_its_line():
@@ -108,7 +162,7 @@ def test_an_answer_that_is_none_is_an_error(tmp_path):
 def test_a_child_that_never_stops_writing_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "MAX_ANSWER_B", 1_000_000)
     result = said(tmp_path, "while True: os.write(pipe, b'x' * 65536)")
-    assert result.error != ""
+    assert result.error == "the answer is longer than 1,000,000 bytes"
 
 
 def test_no_scratch_folder_is_left_behind(tmp_path, monkeypatch):

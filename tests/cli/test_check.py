@@ -1,6 +1,7 @@
 """`opusmon check` as a user meets it: exit status, errors, marks in a recording."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -50,6 +51,28 @@ def test_a_bucket_that_is_none_is_one_line(capfd):
     status, out, err = ran(capfd, "check", "graph", "a.py:f", "--bucket", "batch")
     assert (status, out) == (1, "")
     assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mark-at", "5s"), "--mark-at says where in a recording: name it with --mark FILE"),
+        (("--mark-at", "-5s"), "--mark-at says where in a recording: name it with --mark FILE"),
+        (("--time-limit", "0"), "--time-limit 0 leaves no time"),
+        (("--time-limit", "soon"), "'soon' is not a duration"),
+    ],
+)
+def test_a_time_that_makes_no_sense_is_one_line(capfd, words, said):
+    status, out, err = ran(capfd, "check", "graph", "a.py:f", *words)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"opusmon: {said}")
+    assert err.count("\n") == 1
+
+
+def test_code_that_is_checked_has_its_own_threads(capfd, monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert ran(capfd, *DUMP_FREE)[0] == 0
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
 
 
 def test_a_target_that_is_not_there_could_not_run(capfd):

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 
 def add(a, b=1):
@@ -47,6 +49,8 @@ def exits():
 
 def hangs():
     print("said on stdout")
+    helper = subprocess.Popen(["sleep", "600"])
+    Path(os.environ["PLAIN_PIDS"]).write_text(f"{os.getpid()} {helper.pid}\n", encoding="ascii")
     time.sleep(600)
 
 
