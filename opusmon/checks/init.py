@@ -40,16 +40,17 @@ _REMEDY = "run it where NVIDIA's driver and a GPU are; a container needs --gpus,
 
 
 def check(options: Options, say: Say) -> Result:
-    """Measure, with `repeats`, `threads`, `device`, `at_once`, `parts` and `limit_s` of the options."""
+    """Measure, with `repeats`, `threads`, `device`, `at_once`, `part`, `limit_s` and `hang_s` of the options."""
     result = Result("init")
     deadline_s = _deadline(options)
     hang_s = float(options.get("hang_s", HANG_S))
     parts = tuple(options.get("part") or PARTS)
     say("look at the driver and the GPU")
+    device = int(options.get("device") or 0)
     try:
-        env = {"CUDA_VISIBLE_DEVICES": _visible(int(options.get("device") or 0)), "CUDA_CACHE_DISABLE": "1"}
+        env = {"CUDA_VISIBLE_DEVICES": _visible(device), "CUDA_CACHE_DISABLE": "1"}
     except IndexError:
-        result.error = f"CUDA_VISIBLE_DEVICES names no device {options['device']}"
+        result.error = f"CUDA_VISIBLE_DEVICES names no device {device}"
         return result
     host = run_one(lambda stages: _host(stages, env), hang_s=hang_s)
     said = host.said or {}

@@ -76,7 +76,7 @@ def test_a_planted_violation_is_named_with_its_line(name, kind):
     assert f"torch {torch.__version__}" in result.basis
 
 
-@pytest.mark.parametrize("name", ["mlp", "filled", "same_device"])
+@pytest.mark.parametrize("name", ["mlp", "filled", "same_device", "not_a_number"])
 def test_clean_code_has_no_problems_and_no_notes(name):
     result = checked(name)
     assert result.problems == []
