@@ -14,8 +14,8 @@ from opusmon.checks.target import cases, load
 from opusmon.checks.worker import SCRATCH, Say
 
 if TYPE_CHECKING:
-    from opusmon.checks.compiled_times import Difference
     from opusmon.checks.compiled_trace import Run
+    from opusmon.checks.differences import Difference
     from opusmon.checks.target import Case
 
 ROUNDING = 2.0
@@ -199,17 +199,17 @@ def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
         label = case.label or "inputs"
         say(f"comparing results: {label}")
         eager, same = (timing.result(case, case.fn, eager=True) for _ in range(2))
-        itself = timing.difference(same, eager)
-        if not itself.within:
+        itself = timing.apart(same, eager)
+        if not itself.same:
             why = (
                 itself.other or f"two calls of eager differ by {itself.max_abs:.3g}: chance or state is in it"
             )
             result.not_measured.append(Missing(f"difference of results ({label})", why))
             continue
         compiled = timing.result(case, fn, eager=False)
-        apart = timing.difference(compiled, eager)
-        rows.append((label, apart.dtype or None, apart.max_abs, apart.max_rel, apart.within))
-        if not apart.within:
+        apart = timing.apart(compiled, eager)
+        rows.append((label, apart.dtype or None, apart.max_abs, apart.max_rel, apart.same))
+        if not apart.same:
             exact = None if apart.other else timing.against_float64(case, compiled, eager)
             result.problems.append(_apart(label, apart, exact))
         if timing.needs_grad(eager) and case is given[0]:

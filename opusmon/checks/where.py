@@ -30,7 +30,7 @@ _OTHERS = tuple(
     {
         f"{Path(folder).resolve()}{os.sep}"
         for folder in (
-            Path(__file__).parent,
+            str(Path(__file__).parent),
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         )
     }
