@@ -29,7 +29,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     if not torch.cuda.is_available():
         return _without_gpu(options, say)
     say("static part")
-    result = run("graph-static", options, limit_s=PART_LIMIT_S, own_group=False)
+    result = run("graph-static", options, limit_s=PART_LIMIT_S, own_group=False, say=say)
     result.check = "graph"
     if result.error or not _on_gpu(result):
         return result
@@ -184,7 +184,7 @@ class Captures:
             "watch": watch,
             "measure": measure,
         }
-        return run("graph-capture", options, limit_s=PART_LIMIT_S, own_group=False)
+        return run("graph-capture", options, limit_s=PART_LIMIT_S, own_group=False, say=self._say)
 
     def _lost(self, what: str, part: Result) -> None:
         """A process that ended before it said anything."""

@@ -326,6 +326,7 @@ def test_a_target_that_needs_a_gpu_says_so_and_what_to_do(tmp_path):
 
 def on_a_gpu(monkeypatch, devices, captured):
     """`graph.check` with stand-ins for the GPU and for every process."""
+    stages = []
 
     def part(name, options, **_):
         if name == "graph-static":
@@ -333,7 +334,7 @@ def on_a_gpu(monkeypatch, devices, captured):
             return Result(
                 "graph", basis="static: ", problems=[problem("item", "it", Place("a.py:1", ""))], facts=facts
             )
-        return Parts(1, lambda mode, at, warm_ups: not captured).run(name, options)
+        return Parts(1, lambda mode, at, warm_ups: not captured).run(name, options, say=stages.append)
 
     monkeypatch.setattr(graph, "run", part)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -366,8 +367,9 @@ class Parts:
         self.fails = fails
         self.started = []
 
-    def run(self, name, options, **_):
+    def run(self, name, options, *, say, **_):
         assert name == "graph-capture"
+        say(f"capturing call {options['first']}")
         result = Result(name)
         at, last = options["first"], options["first"] + 1 if options["one"] else self.calls
         self.started.append((options["mode"], at, options["watch"], options["warm_ups"]))
@@ -388,12 +390,18 @@ class Parts:
         return result
 
 
-def captures(monkeypatch, calls, fails):
+def captures(monkeypatch, calls, fails, say=lambda stage: None):
     parts = Parts(calls, fails)
     monkeypatch.setattr(graph, "run", parts.run)
-    found = graph.Captures({"target": "a.py:make"}, lambda stage: None)
+    found = graph.Captures({"target": "a.py:make"}, say)
     found.all()
     return parts, found
+
+
+def test_what_a_process_is_doing_is_a_stage_of_the_check(monkeypatch):
+    stages = []
+    captures(monkeypatch, 1, lambda mode, at, warm_ups: False, stages.append)
+    assert stages[:3] == ["capture in mode global", "capturing call 0", "capture in mode thread_local"]
 
 
 def test_a_call_that_fails_ends_its_process_and_the_next_goes_on_after_it(monkeypatch):
