@@ -71,7 +71,7 @@ def _check(
         "--python",
         default=sys.executable,
         metavar="PATH",
-        help="interpreter that has torch (default: the one that runs opusmon)",
+        help="interpreter that has torch (default the one that runs opusmon)",
     )
     parser.add_argument(
         "--time-limit", default="5m", metavar="TIME", help="end the child after this long (default 5m)"
@@ -80,7 +80,7 @@ def _check(
     parser.add_argument(
         "--mark", type=Path, metavar="FILE", help="add what was found to this recording, as marks"
     )
-    parser.add_argument("--mark-at", metavar="TIME", help="at this time of it (default: its end)")
+    parser.add_argument("--mark-at", metavar="TIME", help="at this time of it (default its end)")
     return parser
 
 
@@ -108,7 +108,7 @@ def _init(parser: argparse.ArgumentParser) -> None:
         "--at-once",
         type=_whole(1, 64),
         metavar="N",
-        help="processes at a time (default: a quarter of the cores, at most 4)",
+        help="processes at a time (default a quarter of the cores, at most 4)",
     )
     parser.add_argument(
         "--part",
@@ -137,7 +137,7 @@ def _kv_layout(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a dump (.pt, .safetensors), or a TARGET that returns (k, v[, q[, page_table]]) or a dict of tensors",
     )
-    tensors = parser.add_argument_group("tensors, by name (default: the usual names)")
+    tensors = parser.add_argument_group("tensors, by name (default the usual names)")
     for name, help_text in (
         ("k", "keys"),
         ("v", "values"),
@@ -145,8 +145,8 @@ def _kv_layout(parser: argparse.ArgumentParser) -> None:
         ("q", "queries"),
         ("page-table", "page table"),
         ("q-descale", "scale of FP8 queries"),
-        ("k-descale", "of keys"),
-        ("v-descale", "of values"),
+        ("k-descale", "scale of FP8 keys"),
+        ("v-descale", "scale of FP8 values"),
     ):
         tensors.add_argument(f"--{name}", metavar="NAME", help=help_text)
     parser.set_defaults(recorder=[sys.executable, "-m", "opusmon"])
@@ -159,9 +159,13 @@ def _kv_call(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--layout", choices=layouts, default="auto", help="order of dimensions (default auto)")
     group.add_argument("--page-size", type=_count, metavar="N", help="tokens of a page; makes it paged")
     group.add_argument("--dtype", metavar="NAME", help="what uint8 is viewed as, for example float8_e4m3fn")
-    group.add_argument("--build", choices=("upstream", "vllm"), help="whose FlashAttention-3")
     group.add_argument(
-        "--mask", choices=("full", "causal", "local"), help="attention mask (default: all three)"
+        "--build",
+        choices=("upstream", "vllm"),
+        help="whose FlashAttention-3 (default upstream; vllm with --layout vllm)",
+    )
+    group.add_argument(
+        "--mask", choices=("full", "causal", "local"), help="attention mask (default all three)"
     )
     group.add_argument("--q-heads", type=_count, metavar="N", help="heads of q, without --q")
     group.add_argument(
@@ -179,10 +183,16 @@ def _kv_tile(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--elem", action="append", choices=("bf16", "fp8", "fp32"), help="element (default bf16 and fp8)"
     )
-    group.add_argument("--swizzle", choices=("none", "32B", "64B", "128B"), help="default: all")
-    group.add_argument("--access", choices=("row", "column", "ldmatrix"), help="default: all")
-    group.add_argument("--pad", type=_count, metavar="BYTES", help="after each row, without a swizzle")
-    group.add_argument("--width", type=_count, metavar="BYTES", help="that a lane loads: 1, 2, 4, 8 or 16")
+    group.add_argument(
+        "--swizzle", choices=("none", "32B", "64B", "128B"), help="pattern of the tile (default all)"
+    )
+    group.add_argument(
+        "--access", choices=("row", "column", "ldmatrix"), help="how a warp reads it (default all)"
+    )
+    group.add_argument(
+        "--pad", type=_count, metavar="BYTES", help="padding after each row, without a swizzle"
+    )
+    group.add_argument("--width", type=_count, metavar="BYTES", help="what a lane loads: 1, 2, 4, 8 or 16")
 
 
 _NOT_OPTIONS = frozenset(

@@ -1,5 +1,6 @@
 """`opusmon check` as a user meets it: exit status, errors, marks in a recording."""
 
+import argparse
 import json
 import os
 import shutil
@@ -9,6 +10,10 @@ import pytest
 from sessions import DATA
 
 from opusmon import cli
+from opusmon.checks.banks import ACCESSES, ELEMENTS, SWIZZLES
+from opusmon.checks.kv_rules import BUILDS, MASKS
+from opusmon.checks.kv_tensor import LAYOUTS
+from opusmon.cli import check
 from opusmon.recording import Recording
 
 TARGETS = Path(__file__).parents[1] / "checks" / "targets"
@@ -45,6 +50,22 @@ def test_the_help_names_every_check(capfd):
     out = capfd.readouterr().out
     assert all(name in out for name in ("graph", "compile", "kv-layout", "triton", "init"))
     assert "0 clean, 1 could not run, 2 usage, 3 problems" in out
+
+
+def test_what_can_be_chosen_is_what_the_checks_know():
+    """The command line names it itself, so that the checks are not loaded to print a help."""
+    parser = argparse.ArgumentParser()
+    check.arguments(parser)
+    checks = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction)).choices
+    given = {one.dest: one.choices for one in checks["kv-layout"]._actions if one.choices}
+    assert given == {
+        "layout": LAYOUTS,
+        "build": BUILDS,
+        "mask": MASKS,
+        "elem": tuple(ELEMENTS),
+        "swizzle": tuple(SWIZZLES),
+        "access": ACCESSES,
+    }
 
 
 def test_a_bucket_that_is_none_is_one_line(capfd):
