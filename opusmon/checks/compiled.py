@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opusmon.checks.basis import of_torch
+from opusmon.checks.basis import of_torch, use_gpu
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
 from opusmon.checks.target import cases, load
 from opusmon.checks.worker import SCRATCH, Say
@@ -40,7 +40,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     say("importing torch")
     from opusmon.checks import compiled_ops
     from opusmon.checks.compiled_inductor import start
-    from opusmon.checks.compiled_inputs import gpu, plain
+    from opusmon.checks.compiled_inputs import plain
 
     compiled_ops.torch_namespaces()
     say("loading the target")
@@ -49,7 +49,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     registered = compiled_ops.others()
     # The user's module may have set its own.
     _use_own_caches()
-    device = gpu(given)
+    device = use_gpu(given)
     result.basis = _basis(device)
     _operators(result, given, registered, say)
     traced = _traced(result, given, say)
@@ -196,7 +196,7 @@ def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
 
     rows = []
     for case, fn in zip(given, run.functions, strict=True):
-        label = case.label or "inputs"
+        label = case.name
         say(f"comparing results: {label}")
         eager, same = (timing.result(case, case.fn, eager=True) for _ in range(2))
         itself = timing.apart(same, eager)
@@ -250,7 +250,7 @@ def _times(
 
     rows = []
     for place, case in enumerate(given):
-        label = case.label or "inputs"
+        label = case.name
         say(f"timing: {label}")
         eager = timing.eager_times(case, gpu=gpu)
         row: list[Value] = [label, eager.median_ms, eager.high_ms - eager.low_ms]

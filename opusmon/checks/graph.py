@@ -35,7 +35,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         return result
     captures = Captures(options, say)
     captures.all()
-    result.basis = f"measured on {of_torch()}; `static:` where a recorded call says so"
+    device = next(name for name in str(_fact(result, "devices")).split() if name.startswith("cuda"))
+    result.basis = f"measured on {of_torch(device)}; `static:` where a recorded call says so"
     result.problems = merged(captures.problems, result.problems, captured=captures.is_captured)
     result.facts += captures.facts
     result.tables = [*captures.tables(), *result.tables]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from opusmon.checks.basis import use_gpu
 from opusmon.checks.differences import Difference, difference
 from opusmon.checks.graph_inputs import (
     Values,
@@ -117,6 +118,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     """
     say("loading the target")
     found = cases(load(options["target"]), options.get("buckets") or {})
+    use_gpu(found)
     result = Result("graph-capture", options["target"])
     rows: list[Row] = []
     compared: list[Row] = []
@@ -248,7 +250,7 @@ def _timed_both(case: Case, captured: Captured) -> Row:
     eager_ms, eager_gpu_ms = _timed(case.call, again)
     replay_ms, replay_gpu_ms = _timed(captured.graph.replay, again)
     return (
-        case.label or "all",
+        case.name,
         captured.ms,
         eager_ms,
         replay_ms,
@@ -305,7 +307,7 @@ def _compared(case: Case, captured: Captured, found: Sequence[Case], result: Res
         expected = _run(case, case.call, values)
         got = _run(case, captured.graph.replay, values, captured.out)
         apart = difference(got, expected, by_largest=True)
-        rows.append((case.label or "all", what, apart.path, apart.max_abs, apart.max_rel, apart.same))
+        rows.append((case.name, what, apart.path, apart.max_abs, apart.max_rel, apart.same))
         if not apart.same:
             result.problems.append(_stale(case, what, apart))
     restore(kept)

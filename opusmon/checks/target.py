@@ -32,6 +32,11 @@ class Case:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        """The label; `inputs` when there is one call only."""
+        return self.label or "inputs"
+
     def call(self) -> Any:
         """Call it once."""
         return self.fn(*self.args, **self.kwargs)

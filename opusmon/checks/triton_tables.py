@@ -87,7 +87,7 @@ def pays(trace: Trace, title: str) -> Table:
         all_loads = sum((one.at.case, one.at.call) == (number, 0) for one in trace.loads)
         rows.append(
             (
-                labels[number] or f"inputs {number + 1}",
+                labels[number],
                 times.first_ms,
                 times.steady_ms,
                 extra,
