@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opusmon.checks.basis import of_torch, use_gpu
-from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import cases, load
 from opusmon.checks.worker import SCRATCH, Say
 
@@ -292,7 +292,4 @@ def _no_inductor(error: Exception, device: Any) -> str:
         if device is None
         else "Triton and a C compiler (gcc)"
     )
-    words = str(error).strip().splitlines()
-    return (
-        f"inductor does not work here, it takes {takes}: {type(error).__name__}: {words[0] if words else ''}"
-    )
+    return f"inductor does not work here, it takes {takes}: {type(error).__name__}: {one_line(error)}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from opusmon.checks.kv_tensor import Strided, contiguous_strides
+from opusmon.checks.result import one_line
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import NOWHERE, Place, here
 
@@ -159,8 +160,7 @@ def _torch_file(path: Path) -> dict[str, Strided]:
     except (OSError, TargetError):
         raise
     except Exception as error:  # torch raises what its reading of hostile bytes happens to run into
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        why = "it holds more than tensors, or is none" if "weights_only" in str(error) else lines[0]
+        why = "it holds more than tensors, or is none" if "weights_only" in str(error) else one_line(error)
         raise TargetError(f"{path} cannot be loaded with weights_only: {why}"[:300]) from error
     return of_values(found)
 

@@ -35,6 +35,8 @@ _PARENT = str(Path(__file__).resolve().parents[2])
 _BOOT = (
     "import sys\n"
     f"if sys.version_info < {MIN_PYTHON}: sys.exit(97)\n"
+    # The working directory may hold somebody else's files beside a dump: only a target is imported from it.
+    "if sys.path[0] == '': del sys.path[0]\n"
     # Last, so that the packages of the user's environment win over those that lie beside opusmon.
     "sys.path.append(sys.argv[1])\n"
     "from opusmon.checks.worker import main\n"

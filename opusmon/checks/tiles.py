@@ -11,7 +11,7 @@ from opusmon.checks import banks_counter, banks_gpu
 from opusmon.checks.banks import ACCESSES, SWIZZLES, Access, Tile, TileError, access, parse_tile
 from opusmon.checks.banks_gpu import Timing
 from opusmon.checks.nvrtc import CannotMeasure
-from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import TargetError
 from opusmon.checks.worker import Options, Say
 
@@ -59,8 +59,7 @@ def look(result: Result, options: Options, say: Say) -> None:
         about = f"{about}; measured on {_measure(patterns, options, result, say)}"
     except (CannotMeasure, RuntimeError) as error:
         # torch's own, where the GPU is full or lost: what was computed stands.
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        result.not_measured.append(Missing("cycles, time and conflicts of the tile", why))
+        result.not_measured.append(Missing("cycles, time and conflicts of the tile", one_line(error)))
     result.basis = "; ".join(filter(None, (result.basis, about)))
     result.tables.append(_table(str(options["tile"]), patterns))
     _say_fp8(result, patterns)

@@ -11,7 +11,7 @@ from typing import Any
 
 from opusmon.checks import triton_hooks
 from opusmon.checks.basis import of_torch, use_gpu
-from opusmon.checks.result import Result
+from opusmon.checks.result import Result, one_line
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.triton_trace import Times, Trace, write
 from opusmon.checks.where import NOWHERE, Place, is_users, place
@@ -130,4 +130,4 @@ def _basis() -> str:
     try:
         return f"compiled for {triton_hooks.target()}, no GPU is visible here, {versions}"
     except Exception as error:
-        return f"no GPU is visible to Triton ({str(error).splitlines()[0]}), {versions}"
+        return f"no GPU is visible to Triton ({one_line(error)}), {versions}"

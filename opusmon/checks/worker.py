@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opusmon.checks.result import Result, to_json
+from opusmon.checks.result import Result, one_line, to_json
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import of_error
 from opusmon.processes import die_with_parent
@@ -85,5 +85,4 @@ def run(name: str, options: Options, say: Say) -> Result:
 def _failed(name: str, target: str, error: Exception) -> Result:
     where, line = of_error(error)
     place = f" at {where}: {line}" if where else ""
-    words = str(error).strip().splitlines()
-    return Result(name, target, error=f"{type(error).__name__}: {words[0] if words else ''}{place}")
+    return Result(name, target, error=f"{type(error).__name__}: {one_line(error)}{place}")

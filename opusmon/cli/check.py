@@ -149,7 +149,7 @@ def _kv_layout(parser: argparse.ArgumentParser) -> None:
         ("v-descale", "scale of FP8 values"),
     ):
         tensors.add_argument(f"--{name}", metavar="NAME", help=help_text)
-    parser.set_defaults(recorder=[sys.executable, "-m", "opusmon"])
+    parser.set_defaults(recorder=[sys.executable, "-P", "-m", "opusmon"])
     _kv_call(parser.add_argument_group("how they are used"))
     _kv_tile(parser.add_argument_group("bank conflicts of a tile in shared memory"))
 

@@ -420,7 +420,7 @@ def test_the_command_line_shows_outcomes_and_ends_with_their_status(monkeypatch,
     assert "safe order 4: then capture, on a stream of its own: works in 18 of 18" in said
     monkeypatch.setenv("STUB_EMPTY", "1")
     assert main(words) == 3
-    assert "The safe order fails: context, module, warm-up launch, then capture (lazy, global)" in (
+    assert "the safe order fails: context, module, warm-up launch, then capture (lazy, global)" in (
         capfd.readouterr().out
     )
 

@@ -113,6 +113,19 @@ def test_what_the_users_code_raises_is_told_with_its_line():
     assert 'return {}["missing"]  # raises' in result.error
 
 
+def test_nothing_beside_a_dump_is_run(tmp_path, monkeypatch):
+    """Files of the working directory that are named like modules: a dump may have come with them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("json", "dataclasses", "torch", "opusmon"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()\n", encoding="ascii")
+    (tmp_path / "kv.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    assert (
+        run("kv-layout", {"target": "kv.safetensors"}, limit_s=60.0).error
+        == "kv.safetensors holds no tensors"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_interpreter_that_is_not_there():
     assert "does not start" in graph("pair", python="/nowhere/python").error
 
