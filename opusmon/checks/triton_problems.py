@@ -287,7 +287,7 @@ def _keep_tuning(tuned: Sequence[Tune], *, can: bool) -> str:
 
 def _caches(cold: Trace, caches: Sequence[CacheState]) -> Iterator[Problem]:
     """Of a directory only where it was used: inductor's where that was at work, Triton's by all kernels."""
-    makers = {one.maker for one in (*cold.compilations, *cold.tunes)}
+    makers = {one.maker for one in cold.compilations} | {one.maker for one in cold.tunes}
     for state in caches:
         if not makers or (state.name == "inductor" and "inductor" not in makers):
             continue
