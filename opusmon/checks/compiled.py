@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +74,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
 
 def _use_own_caches() -> None:
     """Neither read nor fill the caches of the user's programs; say what we ask torch to say."""
-    scratch = os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="opusmon-check-")
-    os.environ[SCRATCH] = scratch
+    scratch = os.environ[SCRATCH]
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch, "inductor"))
     os.environ["TRITON_CACHE_DIR"] = str(Path(scratch, "triton"))
     os.environ.pop("TORCH_LOGS", None)

@@ -22,8 +22,8 @@ from opusmon.processes import signal_name
 MAX_ANSWER_B = 16_000_000
 """Most bytes of a child's answer."""
 
-PART_LIMIT_S = 86_400.0
-"""Limit of a child that is a part of another check: it ends with that one, at that one's limit."""
+_MARGIN_S = 3.0
+_MARGIN = 0.05
 
 GRACE_S = 0.5
 """What a child that has said all, or is out of time, gets to end by itself."""
@@ -45,6 +45,15 @@ _BOOT = (
 _TOO_OLD = 97
 
 
+def deadline_s(options: Mapping[str, Any]) -> float:
+    """Until when a check may wait for processes of its own, on time.monotonic.
+
+    That is before its own limit (`limit_s` of the options), so that what was found by then can still be said.
+    """
+    limit_s = float(options.get("limit_s") or 300.0)
+    return time.monotonic() + limit_s - min(limit_s / 2, _MARGIN_S + limit_s * _MARGIN)
+
+
 def run(
     name: str,
     options: Mapping[str, Any],
@@ -61,7 +70,7 @@ def run(
 
     Args:
         name: a key of `worker.CHECKS`.
-        options: for it, JSON values.
+        options: for it, JSON values; `limit_s` is added.
         python: interpreter that has torch.
         limit_s: after this long it is killed.
         env: added to the environment.
@@ -76,7 +85,8 @@ def run(
         prefix="opusmon-check-", dir=os.environ.get(SCRATCH), ignore_cleanup_errors=True
     ) as scratch:
         own = {**os.environ, **(env or {}), SCRATCH: scratch}
-        return _run(name, options, python, limit_s, own, say, own_group=own_group)
+        limited = {**options, "limit_s": limit_s}
+        return _run(name, limited, python, limit_s, own, say, own_group=own_group)
 
 
 def _run(
@@ -93,7 +103,7 @@ def _run(
     reading, writing = os.pipe()
     try:
         child = subprocess.Popen(
-            [python, "-c", _BOOT, _PARENT, name, json.dumps(dict(options)), str(writing)],
+            [python, "-c", _BOOT, _PARENT, name, json.dumps(options), str(writing)],
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=(writing,),
@@ -172,7 +182,7 @@ def _result(name: str, target: str, said: bytes, status: int, limit_s: float | N
             continue
     during = f" during: {stage}" if stage else ""
     if limit_s is not None:
-        why = f"still running after {limit_s:g} s{during}"
+        why = f"still running after {limit_s:.4g} s{during}"
         return Result(name, target, error=why, remedy="--time-limit gives it longer")
     if status == _TOO_OLD:
         return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")

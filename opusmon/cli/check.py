@@ -221,7 +221,7 @@ def check(args: argparse.Namespace) -> int:
     if not limit_s:
         raise CliError("--time-limit 0 leaves no time")
     with _ending_in_order():
-        result = run(args.check, {**options, "limit_s": limit_s}, python=args.python, limit_s=limit_s)
+        result = run(args.check, options, python=args.python, limit_s=limit_s)
     print(
         json.dumps(to_json(result), indent=2) if args.json else as_text(result), end="\n" if args.json else ""
     )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -393,7 +394,7 @@ class Parts:
 def captures(monkeypatch, calls, fails, say=lambda stage: None):
     parts = Parts(calls, fails)
     monkeypatch.setattr(graph, "run", parts.run)
-    found = graph.Captures({"target": "a.py:make"}, say)
+    found = graph.Captures({"target": "a.py:make"}, say, time.monotonic() + 60)
     found.all()
     return parts, found
 
@@ -434,9 +435,49 @@ def test_a_first_use_that_fails_in_a_capture_is_a_note(monkeypatch):
 
 def test_a_process_that_dies_before_it_captured_anything_is_an_error(monkeypatch):
     monkeypatch.setattr(graph, "run", lambda *_, **__: Result("graph-capture", error="was killed by SIGSEGV"))
-    found = graph.Captures({"target": "a.py:make"}, lambda stage: None)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, time.monotonic() + 60)
     found.all()
     assert found.error == "capture in mode global: was killed by SIGSEGV"
+
+
+def test_a_process_that_dies_later_leaves_no_verdict_and_what_was_found_stands(monkeypatch):
+    parts = Parts(3, lambda mode, at, warm_ups: at == 0)
+
+    def run_until_the_second(name, options, **more):
+        if options["first"] == 1:
+            return Result(name, error="was killed by SIGSEGV", remedy="look at the core")
+        return parts.run(name, options, **more)
+
+    monkeypatch.setattr(graph, "run", run_until_the_second)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, time.monotonic() + 60)
+    found.all()
+    assert (found.error, found.remedy) == (
+        "capture in mode global: was killed by SIGSEGV",
+        "look at the core",
+    )
+    assert [(one.kind, one.where) for one in found.problems] == [("capture_failed", "a.py:1")]
+    assert not found.is_captured
+
+
+def test_out_of_time_no_further_process_is_started_and_what_was_found_stands(monkeypatch):
+    clock = [0.0]
+    parts = Parts(1, lambda mode, at, warm_ups: False)
+
+    def slow(name, options, *, limit_s, **more):
+        assert limit_s == 60.0 - clock[0]
+        clock[0] += 40.0
+        return parts.run(name, options, **more)
+
+    monkeypatch.setattr(graph, "run", slow)
+    monkeypatch.setattr(graph.time, "monotonic", lambda: clock[0])
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, 60.0)
+    found.all()
+    assert [one[0] for one in parts.started] == ["global", "thread_local"]
+    assert (found.error, found.is_captured) == ("", True)
+    assert {one.what: one.why for one in found.not_measured} == {
+        "operations during the capture in mode global": "the time limit",
+        "capture without a warm-up": "the time limit",
+    }
 
 
 @pytest.mark.parametrize(("stream", "kind"), [(0, "legacy_stream"), (9, "uncaptured_stream"), (7, None)])

@@ -103,6 +103,21 @@ def test_when_the_command_is_ended_the_child_does_not_live_on(pids, tmp_path, ho
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize(("limit_s", "left_s"), [(300.0, 282.0), (60.0, 54.0), (4.0, 2.0), (None, 282.0)])
+def test_a_check_stops_early_enough_to_say_what_it_found(monkeypatch, limit_s, left_s):
+    monkeypatch.setattr(running.time, "monotonic", lambda: 1000.0)
+    assert running.deadline_s({"limit_s": limit_s}) == pytest.approx(1000.0 + left_s)
+
+
+def test_a_check_is_told_its_limit(tmp_path):
+    script = """
+from opusmon.checks.result import Result, to_json
+with os.fdopen(pipe, "w") as out:
+    out.write(json.dumps({"result": to_json(Result("graph", basis=sys.argv[-2]))}) + "\\n")
+"""
+    assert said(tmp_path, script).basis == '{"limit_s": 30.0}'
+
+
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
     assert "was killed by signal 35" in said(tmp_path, "os.kill(os.getpid(), 35)").error
 
