@@ -6,6 +6,9 @@ import contextlib
 import ctypes
 import signal
 
+KILLED_S = 5.0
+"""How long a killed process gets to be gone: a driver may hold it in an uninterruptible wait."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -17,10 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from opusmon.processes import die_with_parent, signal_name
-
-KILLED_S = 5.0
-"""How long a killed process gets to be gone: a driver may hold it in an uninterruptible wait."""
+from opusmon.processes import KILLED_S, die_with_parent, signal_name
 
 _TICK_S = 0.002
 _READ_B = 65536

@@ -17,7 +17,7 @@ from typing import Any
 
 from opusmon.checks.result import Result, from_json
 from opusmon.checks.worker import SCRATCH
-from opusmon.processes import signal_name
+from opusmon.processes import KILLED_S, signal_name
 
 MAX_ANSWER_B = 16_000_000
 """Most bytes of a child's answer."""
@@ -167,10 +167,11 @@ def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
     child.kill()
-    child.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(KILLED_S)
 
 
-def _result(name: str, target: str, said: bytes, status: int, limit_s: float | None) -> Result:
+def _result(name: str, target: str, said: bytes, status: int | None, limit_s: float | None) -> Result:
     stage = ""
     for line in said.splitlines():
         try:
@@ -186,5 +187,8 @@ def _result(name: str, target: str, said: bytes, status: int, limit_s: float | N
         return Result(name, target, error=why, remedy="--time-limit gives it longer")
     if status == _TOO_OLD:
         return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")
+    if status is None:
+        why = f"the checked code does not end though it was killed{during}"
+        return Result(name, target, error=why, remedy="a driver holds it: see the kernel's log")
     how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
     return Result(name, target, error=f"the checked code {how}{during}")

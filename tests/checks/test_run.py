@@ -118,6 +118,26 @@ with os.fdopen(pipe, "w") as out:
     assert said(tmp_path, script).basis == '{"limit_s": 30.0}'
 
 
+def test_a_child_that_the_driver_does_not_let_go_is_not_waited_for(monkeypatch):
+    class Held(subprocess.Popen):
+        """As in an uninterruptible wait: a kill has no effect for now."""
+
+        def kill(self):
+            pass
+
+    monkeypatch.setattr(running, "KILLED_S", 0.2)
+    child = Held(["sleep", "60"])
+    try:
+        began = time.monotonic()
+        running._end(child, own_group=False)
+        assert time.monotonic() - began < 10
+        result = running._result("graph", "a.py:f", b'{"stage": "loading"}\n', child.returncode, None)
+        assert result.error == "the checked code does not end though it was killed during: loading"
+    finally:
+        subprocess.Popen.kill(child)
+        child.wait()
+
+
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
     assert "was killed by signal 35" in said(tmp_path, "os.kill(os.getpid(), 35)").error
 
