@@ -159,16 +159,19 @@ def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:
     """Reap the child; what it has started goes with it."""
     # Until it is reaped its number, and that of its group, belong to nobody else.
     until_s = time.monotonic() + GRACE_S
-    while time.monotonic() < until_s and not os.waitid(
-        os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG
-    ):
-        time.sleep(0.002)
-    if own_group:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(KILLED_S)
+    try:
+        while time.monotonic() < until_s and not os.waitid(
+            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG
+        ):
+            time.sleep(0.002)
+    finally:
+        # Also when Ctrl-C comes a second time.
+        if own_group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILLED_S)
 
 
 def _result(name: str, target: str, said: bytes, status: int | None, limit_s: float | None) -> Result:

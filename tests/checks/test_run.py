@@ -138,6 +138,17 @@ def test_a_child_that_the_driver_does_not_let_go_is_not_waited_for(monkeypatch):
         child.wait()
 
 
+def test_a_second_interrupt_does_not_leave_the_child(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    monkeypatch.setattr(running.os, "waitid", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running._end(child, own_group=True)
+    assert child.returncode == -signal.SIGKILL
+
+
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
     assert "was killed by signal 35" in said(tmp_path, "os.kill(os.getpid(), 35)").error
 
