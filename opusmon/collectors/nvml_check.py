@@ -15,8 +15,6 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from opusmon.processes import signal_name
-
 LIMIT_S = 5.0
 _LEFT_BEHIND_S = 0.2
 
@@ -79,6 +77,9 @@ def ask(limit_s: float = LIMIT_S) -> Answer:
 def parse(out: bytes, err: bytes, status: int) -> Answer:
     """Read what the child left: its standard output and error, and its exit status (negative: a signal)."""
     if status < 0:
+        # Here, because the child runs this file alone.
+        from opusmon.processes import signal_name
+
         return Answer(error=f"NVML crashed the process that asked it ({signal_name(-status)})")
     try:
         body = json.loads(out.splitlines()[-1])
