@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -86,7 +87,10 @@ def run(
     ) as scratch:
         own = {**os.environ, **(env or {}), SCRATCH: scratch}
         limited = {**options, "limit_s": limit_s}
-        return _run(name, limited, python, limit_s, own, say, own_group=own_group)
+        try:
+            return _run(name, limited, python, limit_s, own, say, own_group=own_group)
+        finally:
+            _end_rest(f"{SCRATCH}={scratch}".encode())
 
 
 def _run(
@@ -172,6 +176,28 @@ def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:
         child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(KILLED_S)
+
+
+def _end_rest(mark: bytes) -> None:
+    """End what has left the child's group, as inductor's workers do: the child's folder is named in its environment."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Another user's, or gone meanwhile.
+        with contextlib.suppress(OSError):
+            if not _is_marked(folder, mark):
+                continue
+            process = os.pidfd_open(int(folder.name))
+            try:
+                # The number may be another process's by now; that which is held here stays the same.
+                if _is_marked(folder, mark):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    select.select([process], [], [], KILLED_S)
+            finally:
+                os.close(process)
+
+
+def _is_marked(folder: Path, mark: bytes) -> bool:
+    entries = (folder / "environ").read_bytes().split(b"\0")
+    return any(entry == mark or entry.startswith(mark + b"/") for entry in entries)
 
 
 def _result(name: str, target: str, said: bytes, status: int | None, limit_s: float | None) -> Result:

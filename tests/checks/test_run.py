@@ -73,7 +73,7 @@ def test_code_that_hangs_is_ended_at_the_limit_with_all_that_it_started(capfd, p
     result = graph("hangs", limit_s=8.0)
     assert 8.0 <= time.monotonic() - began < 20
     started = pids.read_text(encoding="ascii").split()
-    assert len(started) == 2
+    assert len(started) == 3
     wait_until(lambda: all(map(is_gone, started)))
     assert result.error.startswith("still running after 8 s during: ")
     assert result.remedy == "--time-limit gives it longer"
@@ -89,15 +89,16 @@ def test_when_the_command_is_ended_the_child_does_not_live_on(pids, tmp_path, ho
     with (tmp_path / "err").open("w") as err:
         parent = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stderr=err)
     wait_until(lambda: pids.exists() and pids.read_text(encoding="ascii").endswith("\n"))
-    child, helper = pids.read_text(encoding="ascii").split()
+    child, *helpers = pids.read_text(encoding="ascii").split()
     parent.send_signal(how)
     status = parent.wait(30)
     wait_until(lambda: is_gone(child))
     if how == signal.SIGKILL:
         # Nobody is left to end what the code has started, or to clear up.
-        os.kill(int(helper), signal.SIGKILL)
+        for helper in helpers:
+            os.kill(int(helper), signal.SIGKILL)
         return
-    wait_until(lambda: is_gone(helper))
+    wait_until(lambda: all(map(is_gone, helpers)))
     assert status == 128 + how
     assert "Traceback" not in (tmp_path / "err").read_text()
     assert list(scratch.iterdir()) == []

@@ -49,8 +49,9 @@ def exits():
 
 def hangs():
     print("said on stdout")
-    helper = subprocess.Popen(["sleep", "600"])
-    Path(os.environ["PLAIN_PIDS"]).write_text(f"{os.getpid()} {helper.pid}\n", encoding="ascii")
+    helpers = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+    pids = [os.getpid(), *(helper.pid for helper in helpers)]
+    Path(os.environ["PLAIN_PIDS"]).write_text(f"{' '.join(map(str, pids))}\n", encoding="ascii")
     time.sleep(600)
 
 
