@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opusmon.checks.result import Result, to_json
+from opusmon.checks.result import Result, one_line, to_json
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import of_error
+from opusmon.processes import die_with_parent
 
 Options = Mapping[str, Any]
 Say = Callable[[str], None]
@@ -46,6 +47,7 @@ INSTALL = {"torch": INSTALL_TORCH, "triton": INSTALL_TRITON}
 
 def main(name: str, options_json: str, pipe: int) -> None:
     """Run one check and write to the pipe. The user's prints go to stderr, so that stdout is the report's."""
+    die_with_parent()
     os.dup2(2, 1)
     out = os.fdopen(pipe, "w", encoding="utf-8")
 
@@ -83,5 +85,4 @@ def run(name: str, options: Options, say: Say) -> Result:
 def _failed(name: str, target: str, error: Exception) -> Result:
     where, line = of_error(error)
     place = f" at {where}: {line}" if where else ""
-    words = str(error).strip().splitlines()
-    return Result(name, target, error=f"{type(error).__name__}: {words[0] if words else ''}{place}")
+    return Result(name, target, error=f"{type(error).__name__}: {one_line(error)}{place}")
