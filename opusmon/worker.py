@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from opusmon.channels import BY_NAME
 from opusmon.clock import Clock, SystemClock
 from opusmon.collectors import load, to_words
 from opusmon.collectors.base import Collector, Status, Unavailable, status_batch
+from opusmon.processes import die_with_parent
 from opusmon.schema import Batch, Channel, StringTable
 from opusmon.wire import Decoder, Encoder, WireError
 
@@ -30,7 +29,6 @@ GIVE_UP_S = 60.0
 """After this long without a byte the child is replaced."""
 _STDERR_B = 4096
 _END_S = 0.3
-_PR_SET_PDEATHSIG = 1
 
 
 class SourceLost(Exception):  # noqa: N818  (it reads as what happened)
@@ -272,9 +270,3 @@ def _write(out: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(out, view) :]
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies, SIGKILL included (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -163,7 +163,7 @@ from opusmon.schema import StringTable
 from opusmon.worker import WorkerSource
 CHILD = '''
 import os, sys
-from opusmon.worker import die_with_parent
+from opusmon.processes import die_with_parent
 die_with_parent()
 print("pid", os.getpid(), file=sys.stderr, flush=True)
 import time

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import CellType, CodeType, FrameType, FunctionType
+from types import CellType, FrameType, FunctionType
 from typing import Any
 
 from opusmon.checks.where import NOWHERE, Place, is_users, place
@@ -112,19 +112,14 @@ def _watched(frame: FrameType) -> Iterator[tuple[str, dict[str, Any], str]]:
             buffers = own.get("_buffers")
             if isinstance(buffers, dict):
                 yield from (("self.", buffers, name) for name in buffers)
-    yield from (("", frame.f_globals, name) for name in _written(code))
-
-
-@cache
-def _written(code: CodeType) -> tuple[str, ...]:
-    """Globals that a function uses; those that hold no value worth watching give none."""
-    return code.co_names
+    yield from (("", frame.f_globals, name) for name in code.co_names)
 
 
 def _mark(value: Any) -> object:
     """What of a value tells that it was changed; None for what is not watched."""
     if isinstance(value, bool | int | float):
-        return value
+        # NaN is not equal to itself, and no change.
+        return value if value == value else "nan"
     if isinstance(value, list | dict | set):
         return ("size", len(value))
     if type(value).__module__ == "torch" and hasattr(value, "untyped_storage"):

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
+from opusmon.checks.differences import Difference, difference
 from opusmon.checks.graph_inputs import (
-    Difference,
     changes,
-    difference,
     input_tensors,
     keep,
     key,
@@ -153,7 +152,7 @@ def _repeated(case: Case) -> Difference:
         found = [*tensors(case.call()), *input_tensors(case)]
         results.append([(name, tensor.detach().clone()) for name, tensor in found])
     restore(kept)
-    return difference(results[1], results[0])
+    return difference(results[1], results[0], by_largest=True)
 
 
 def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
@@ -169,7 +168,7 @@ def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
             apart.same,
             "the same inputs and seed give the same result again"
             if apart.same
-            else f"the same inputs and seed give another result: {apart.path} off by {apart.max_abs:.3g}",
+            else f"the same inputs and seed give another result: {apart.words}",
         )
     )
     level: Level = "note" if apart.same else "problem"

@@ -33,6 +33,11 @@ class Case:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        """The label; `inputs` when there is one call only."""
+        return self.label or "inputs"
+
     def call(self) -> Any:
         """Call it once."""
         return self.fn(*self.args, **self.kwargs)
@@ -108,7 +113,7 @@ def _cases_of(made: Any, label: str) -> list[Case]:
 
 
 def parse_buckets(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """`["batch=1,8"]` as `{"batch": [1, 8]}`; what is no integer or number stays a text.
+    """`["batch=1,8"]` as `{"batch": [1, 8]}`; what is no integer or number stays a text. Of one name all values count.
 
     Raises:
         TargetError: an entry is not written as `name=value,value`.
@@ -118,7 +123,7 @@ def parse_buckets(texts: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         if not (equals and name.isidentifier() and values):
             raise TargetError(f"{text!r} is no bucket: write name=value,value")
-        found[name] = [_value(value) for value in values.split(",")]
+        found.setdefault(name, []).extend(_value(value) for value in values.split(","))
     return found
 
 

@@ -10,14 +10,14 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opusmon.checks.result import Result, to_json
+from opusmon.checks.result import Result, one_line, to_json
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import of_error
+from opusmon.processes import die_with_parent
 
 Options = Mapping[str, Any]
 Say = Callable[[str], None]
@@ -61,6 +61,7 @@ _NO_GPU = (
 
 def main(name: str, options_json: str, pipe: int) -> None:
     """Run one check and write to the pipe. The user's prints go to stderr, so that stdout is the report's."""
+    die_with_parent()
     os.dup2(2, 1)
     out = os.fdopen(pipe, "w", encoding="utf-8")
 
@@ -106,8 +107,7 @@ def run(name: str, options: Options, say: Say) -> Result:
 
 def use_own_caches() -> None:
     """What is compiled from here on neither reads nor fills the caches of the user's programs."""
-    scratch = os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="opusmon-check-")
-    os.environ[SCRATCH] = scratch
+    scratch = os.environ[SCRATCH]
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"
     os.environ["TRITON_CACHE_DIR"] = f"{scratch}/triton"
 
@@ -120,11 +120,6 @@ def needs_gpu(error: BaseException) -> bool:
 def _failed(name: str, target: str, error: BaseException, lead: str = "") -> Result:
     where, line = of_error(error)
     place = f" at {where}: {line}" if where else ""
-    words = str(error).strip().splitlines()
     remedy = NEEDS_GPU if needs_gpu(error) else ""
-    return Result(
-        name,
-        target,
-        error=f"{lead or type(error).__name__}: {words[0] if words else ''}{place}",
-        remedy=remedy,
-    )
+    what = f"{lead or type(error).__name__}: {one_line(error)}{place}"
+    return Result(name, target, error=what, remedy=remedy)

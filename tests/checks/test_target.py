@@ -136,6 +136,10 @@ def test_buckets_are_numbers_where_they_can_be():
     }
 
 
+def test_values_of_one_name_add_up():
+    assert parse_buckets(["batch=1,8", "size=2", "batch=16"]) == {"batch": [1, 8, 16], "size": [2]}
+
+
 @pytest.mark.parametrize("text", ["batch", "batch=", "=1", "1x=2", "a b=1"])
 def test_a_bucket_that_is_not_written_as_one(text):
     with pytest.raises(TargetError, match="is no bucket: write name=value,value"):

@@ -3,6 +3,7 @@
 It runs on the GPU where there is one, on the CPU otherwise.
 """
 
+import math
 import random
 
 import torch
@@ -219,6 +220,20 @@ class Logging(torch.nn.Module):
 
 def harmless_state():
     return Logging(), (_x(),)
+
+
+class NotANumber(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.limit = math.nan
+
+    def forward(self, x):
+        y = x * 2
+        return y + 1
+
+
+def not_a_number():
+    return NotANumber(), (_x(),)
 
 
 def two():

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 
 def add(a, b=1):
@@ -47,6 +49,9 @@ def exits():
 
 def hangs():
     print("said on stdout")
+    helpers = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+    pids = [os.getpid(), *(helper.pid for helper in helpers)]
+    Path(os.environ["PLAIN_PIDS"]).write_text(f"{' '.join(map(str, pids))}\n", encoding="ascii")
     time.sleep(600)
 
 
