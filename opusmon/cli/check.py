@@ -26,7 +26,7 @@ TARGET is module:callable or file.py:callable. It is called without arguments, o
 """
 
 EPILOG = """\
-exit status: 0 clean, 1 could not run, 2 usage, 3 problems found
+exit status: 0 clean (static: nothing was measured), 1 could not run, 2 usage, 3 problems found
 """
 
 
