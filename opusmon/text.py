@@ -15,10 +15,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else REPLACEMENT for char in text)
 
 
-def hanging(head: str, text: str, width: int) -> list[str]:
+def hanging(head: str, text: str, width: int, *, whole_words: bool = False) -> list[str]:
     """A paragraph that begins with `head` and whose other lines stand under its text; no line for no text.
 
-    Words are not broken at hyphens, so that a command can be copied.
+    Words are not broken at hyphens, so that a command can be copied; with `whole_words` not even where they are
+    longer than the width, so that a path can be.
     """
     return textwrap.wrap(
         printable(text),
@@ -26,4 +27,5 @@ def hanging(head: str, text: str, width: int) -> list[str]:
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_on_hyphens=False,
+        break_long_words=not whole_words,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from opusmon.channels import BY_NAME
 from opusmon.clock import Clock, SystemClock
 from opusmon.collectors import load, to_words
 from opusmon.collectors.base import Collector, Status, Unavailable, status_batch
+from opusmon.processes import die_with_parent
 from opusmon.schema import Batch, Channel, StringTable
 from opusmon.wire import Decoder, Encoder, WireError
 
@@ -32,7 +32,6 @@ LAST_ROWS_S = 1.0
 """A collector with a `stop` has so long for its last rows."""
 _STDERR_B = 4096
 _END_S = 0.3
-_PR_SET_PDEATHSIG = 1
 
 
 class SourceLost(Exception):  # noqa: N818  (it reads as what happened)
@@ -210,15 +209,25 @@ async def _let_go(child: asyncio.subprocess.Process) -> None:
     """End a child; one that is stuck in the kernel and cannot end is left behind."""
     if child.stdin is not None:
         child.stdin.close()
-    # A child behind sudo may not be killed; the end of its stdin has told it.
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        child.kill()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(child.wait(), _END_S)
+    # One that is just ending is not signalled: that would take its exit status from asyncio, which complains.
+    ending = child.stdout is not None and child.stdout.at_eof()
+    if not (ending and await _has_ended(child)):
+        # A child behind sudo may not be killed; the end of its stdin has told it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            child.kill()
+        await _has_ended(child)
     # Closing the transport now is what keeps interpreter exit from waiting for such a child.
     transport = getattr(child, "_transport", None)
     if transport is not None:
         transport.close()
+
+
+async def _has_ended(child: asyncio.subprocess.Process) -> bool:
+    """Whether a child has ended, after a moment if need be."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(child.wait(), _END_S)
+        return True
+    return False
 
 
 def serve(
@@ -300,9 +309,3 @@ def _write(out: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(out, view) :]
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies, SIGKILL included (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

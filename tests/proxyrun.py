@@ -69,6 +69,31 @@ async def fetch(url, path="/v1/messages", body=b'{"model":"m","stream":true}', m
     return got
 
 
+async def raw(run, head, body=b"", limit_s=10):
+    """Send bytes, get bytes until the proxy closes the connection; None when it was reset."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", run.listen.port)
+    try:
+        writer.write(head.replace("\n", "\r\n").encode() + body)
+        async with asyncio.timeout(limit_s):
+            return await reader.read()
+    except ConnectionResetError:
+        return None
+    finally:
+        writer.close()
+
+
+def head(method="POST", target="/v1/messages", host="localhost", *more):
+    """The head of a request on a connection of its own, for `raw`."""
+    return "\n".join([f"{method} {target} HTTP/1.1", f"Host: {host}", "Connection: close", *more, "", ""])
+
+
+async def until(condition, limit_s=10):
+    """Wait until something is so."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110  (it is no event of ours)
+            await asyncio.sleep(0.005)
+
+
 class Proxied:
     """A fake upstream with a proxy before it."""
 

@@ -186,11 +186,12 @@ async def after_first(source, close):
 
 
 @pytest.mark.parametrize("close", [False, True])
-async def test_last_rows_of_a_child_that_ends_in_order_are_kept(close):
+async def test_last_rows_of_a_child_that_ends_in_order_are_kept(close, caplog):
     strings = StringTable()
     source = LiveSource([worker(TWO_LAST, strings, end_s=10)], strings, SystemClock())
     assert await after_first(source, close) == [[2], [3]]
     assert list(source.rest()) == []
+    assert caplog.records == []  # asyncio was left to bury the child
 
 
 async def test_a_child_that_has_no_last_rows_is_not_waited_for():
@@ -217,7 +218,7 @@ from opusmon.schema import StringTable
 from opusmon.worker import WorkerSource
 CHILD = '''
 import os, sys
-from opusmon.worker import die_with_parent
+from opusmon.processes import die_with_parent
 die_with_parent()
 print("pid", os.getpid(), file=sys.stderr, flush=True)
 import time

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from opusmon.checks.target import Case
 from opusmon.nvrm import PROC_VERSION, module_version
 
 
@@ -15,6 +17,24 @@ def driver() -> str:
     except OSError:
         version = ""
     return f"driver {version or 'of unknown version'}"
+
+
+def use_gpu(cases: Sequence[Case]) -> Any:
+    """Make the GPU that inputs or parameters are on the current one, to which streams, events and waits belong.
+
+    Returns:
+        The torch.device; None when all are on the CPU, and then nothing is changed.
+    """
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    for case in cases:
+        own = case.fn.state_dict() if isinstance(case.fn, torch.nn.Module) else {}
+        for value in tree_flatten((case.args, dict(case.kwargs), dict(own)))[0]:
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                torch.cuda.set_device(value.device)
+                return value.device
+    return None
 
 
 def of_torch(device: Any = None) -> str:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opusmon.checks.basis import of_torch
-from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
+from opusmon.checks.basis import of_torch, use_gpu
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import cases, load
-from opusmon.checks.worker import SCRATCH, Say
+from opusmon.checks.worker import Say, use_own_caches
 
 if TYPE_CHECKING:
-    from opusmon.checks.compiled_times import Difference
     from opusmon.checks.compiled_trace import Run
+    from opusmon.checks.differences import Difference
     from opusmon.checks.target import Case
 
 ROUNDING = 2.0
@@ -40,7 +38,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     say("importing torch")
     from opusmon.checks import compiled_ops
     from opusmon.checks.compiled_inductor import start
-    from opusmon.checks.compiled_inputs import gpu, plain
+    from opusmon.checks.compiled_inputs import plain
 
     compiled_ops.torch_namespaces()
     say("loading the target")
@@ -49,7 +47,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     registered = compiled_ops.others()
     # The user's module may have set its own.
     _use_own_caches()
-    device = gpu(given)
+    device = use_gpu(given)
     result.basis = _basis(device)
     _operators(result, given, registered, say)
     traced = _traced(result, given, say)
@@ -75,10 +73,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
 
 def _use_own_caches() -> None:
     """Neither read nor fill the caches of the user's programs; say what we ask torch to say."""
-    scratch = os.environ.get(SCRATCH) or tempfile.mkdtemp(prefix="opusmon-check-")
-    os.environ[SCRATCH] = scratch
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(scratch, "inductor"))
-    os.environ["TRITON_CACHE_DIR"] = str(Path(scratch, "triton"))
+    use_own_caches()
     os.environ.pop("TORCH_LOGS", None)
 
 
@@ -196,20 +191,20 @@ def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
 
     rows = []
     for case, fn in zip(given, run.functions, strict=True):
-        label = case.label or "inputs"
+        label = case.name
         say(f"comparing results: {label}")
         eager, same = (timing.result(case, case.fn, eager=True) for _ in range(2))
-        itself = timing.difference(same, eager)
-        if not itself.within:
+        itself = timing.apart(same, eager)
+        if not itself.same:
             why = (
                 itself.other or f"two calls of eager differ by {itself.max_abs:.3g}: chance or state is in it"
             )
             result.not_measured.append(Missing(f"difference of results ({label})", why))
             continue
         compiled = timing.result(case, fn, eager=False)
-        apart = timing.difference(compiled, eager)
-        rows.append((label, apart.dtype or None, apart.max_abs, apart.max_rel, apart.within))
-        if not apart.within:
+        apart = timing.apart(compiled, eager)
+        rows.append((label, apart.dtype or None, apart.max_abs, apart.max_rel, apart.same))
+        if not apart.same:
             exact = None if apart.other else timing.against_float64(case, compiled, eager)
             result.problems.append(_apart(label, apart, exact))
         if timing.needs_grad(eager) and case is given[0]:
@@ -250,7 +245,7 @@ def _times(
 
     rows = []
     for place, case in enumerate(given):
-        label = case.label or "inputs"
+        label = case.name
         say(f"timing: {label}")
         eager = timing.eager_times(case, gpu=gpu)
         row: list[Value] = [label, eager.median_ms, eager.high_ms - eager.low_ms]
@@ -292,7 +287,4 @@ def _no_inductor(error: Exception, device: Any) -> str:
         if device is None
         else "Triton and a C compiler (gcc)"
     )
-    words = str(error).strip().splitlines()
-    return (
-        f"inductor does not work here, it takes {takes}: {type(error).__name__}: {words[0] if words else ''}"
-    )
+    return f"inductor does not work here, it takes {takes}: {type(error).__name__}: {one_line(error)}"

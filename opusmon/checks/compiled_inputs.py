@@ -64,13 +64,3 @@ def plain(cases: Sequence[Case]) -> list[Case]:
 def tensors(values: Any) -> list[Any]:
     """All tensors in nested containers."""
     return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
-
-
-def gpu(cases: Sequence[Case]) -> Any:
-    """The CUDA device that inputs or parameters are on, None when there is none."""
-    for case in cases:
-        own = case.fn.state_dict() if isinstance(case.fn, torch.nn.Module) else {}
-        for tensor in tensors((case.args, dict(case.kwargs), dict(own))):
-            if tensor.is_cuda:
-                return tensor.device
-    return None

@@ -13,19 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from opusmon.checks.compiled_inputs import fresh, in_eager, tensors
+from opusmon.checks.differences import Difference, difference
 from opusmon.checks.target import Case
-
-TOLERANCES: dict[Any, tuple[float, float]] = {
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-    torch.complex64: (1.3e-6, 1e-5),
-    torch.complex128: (1e-7, 1e-7),
-    torch.float8_e4m3fn: (2.0**-3, 0.0),
-    torch.float8_e5m2: (2.0**-2, 0.0),
-}
-"""Relative and absolute, by dtype: those of torch.testing.assert_close; of float8 one step. Others must be equal."""
 
 BUDGET_S = 0.5
 """How long one way to call is timed."""
@@ -35,76 +24,11 @@ MAX_CALLS = 200
 WARM_CALLS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far two results are apart.
-
-    Attributes:
-        max_abs: largest absolute difference.
-        max_rel: largest ratio of a difference to the value, where that is not zero.
-        within: all values are within the tolerance of their dtype.
-        dtype: of the tensor that is furthest out, "" when there is none.
-        other: what cannot be compared, as other shapes; "" when all could.
-    """
-
-    max_abs: float = 0.0
-    max_rel: float = 0.0
-    within: bool = True
-    dtype: str = ""
-    other: str = ""
-
-
-def difference(left: Any, right: Any) -> Difference:
-    """Compare all tensors of two results; `right` is what should come out."""
-    ours, theirs = tensors(left), tensors(right)
-    if len(ours) != len(theirs):
-        return Difference(within=False, other=f"{len(ours)} tensors came out instead of {len(theirs)}")
-    worst = Difference()
-    for one, two in zip(ours, theirs, strict=True):
-        found = _of_tensors(one, two)
-        if found.other:
-            return found
-        further = (not found.within, found.max_abs) > (not worst.within, worst.max_abs)
-        worst = replace(
-            worst,
-            max_abs=max(worst.max_abs, found.max_abs),
-            max_rel=max(worst.max_rel, found.max_rel),
-            within=worst.within and found.within,
-            dtype=found.dtype if further or not worst.dtype else worst.dtype,
-        )
-    return worst
-
-
-def _of_tensors(ours: Any, theirs: Any) -> Difference:
-    dtype = str(theirs.dtype).removeprefix("torch.")
-    for name in ("shape", "dtype", "device"):
-        one, two = getattr(ours, name), getattr(theirs, name)
-        if one != two:
-            return Difference(within=False, dtype=dtype, other=f"{name} {one} instead of {two}")
-    if not ours.numel():
-        return Difference(dtype=dtype)
-    relative, absolute = TOLERANCES.get(ours.dtype, (0.0, 0.0))
-    one, two = _wide(ours), _wide(theirs)
-    # Equal infinities and NaN in the same place are no difference.
-    same = (one == two) | (one.isnan() & two.isnan())
-    off = torch.where(same, 0.0, (one - two).abs())
-    size = two.abs()
-    ratio = torch.where(size > 0, off / size, 0.0).nan_to_num(nan=float("inf"))
-    return Difference(
-        float(off.nan_to_num(nan=float("inf")).max()),
-        float(ratio.max()),
-        bool((same | (off <= absolute + relative * size) & two.isfinite()).all()),
-        dtype,
+def apart(came_out: Any, expected: Any) -> Difference:
+    """Compare all tensors of what `result` gave."""
+    return difference(
+        *([(str(n), one) for n, one in enumerate(tensors(side))] for side in (came_out, expected))
     )
-
-
-def _wide(tensor: Any) -> Any:
-    """The same values in a dtype in which differences are exact enough."""
-    tensor = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj()).to(torch.float64)
-    narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(torch.float32 if narrow else torch.float64)
 
 
 def result(case: Case, fn: Callable[..., Any], *, eager: bool) -> Any:
@@ -132,7 +56,7 @@ def against_float64(case: Case, compiled: Any, eager: Any) -> tuple[float, float
         return None
     if not any(tensor.dtype == torch.float64 for tensor in tensors(exact[0])):
         return None
-    ours, theirs = (difference(_double(values), exact) for values in (compiled, eager))
+    ours, theirs = (apart(_double(values), exact) for values in (compiled, eager))
     return None if ours.other or theirs.other else (ours.max_abs, theirs.max_abs)
 
 

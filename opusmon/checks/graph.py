@@ -6,6 +6,7 @@ all there is to load says nothing of a first use.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,37 +14,36 @@ from typing import Any
 from opusmon.checks.basis import of_torch
 from opusmon.checks.graph_words import BREAKING
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
-from opusmon.checks.run import run
+from opusmon.checks.run import deadline_s, run
 from opusmon.checks.where import of_error
-from opusmon.checks.worker import Say
-
-PART_LIMIT_S = 86_400.0
-"""The parts end with the check, at its own limit."""
+from opusmon.checks.worker import NEEDS_GPU, Say, needs_gpu, use_own_caches
 
 _STATIC = "static: "
-_NO_GPU = ("not compiled with CUDA", "not linked with support for cuda", "no NVIDIA driver", "No CUDA GPUs")
-_REMEDY = "run it on a host with a GPU, or let the target make its tensors on the CPU where there is none"
 
 
 def check(options: Mapping[str, Any], say: Say) -> Result:
     """Check the target on the GPU when its tensors are there, else say what can be said without one."""
     import torch
 
+    # The processes of the captures inherit them, so that what one has compiled the next one loads.
+    use_own_caches()
     if not torch.cuda.is_available():
         return _without_gpu(options, say)
+    until_s = deadline_s(options)
     say("static part")
-    result = run("graph-static", options, limit_s=PART_LIMIT_S, own_group=False)
+    result = run("graph-static", options, limit_s=until_s - time.monotonic(), own_group=False, say=say)
     result.check = "graph"
     if result.error or not _on_gpu(result):
         return result
-    captures = Captures(options, say)
+    captures = Captures(options, say, until_s)
     captures.all()
-    result.basis = f"measured on {of_torch()}; `static:` where a recorded call says so"
+    device = next(name for name in str(_fact(result, "devices")).split() if name.startswith("cuda"))
+    result.basis = f"measured on {of_torch(device)}; `static:` where a recorded call says so"
     result.problems = merged(captures.problems, result.problems, captured=captures.is_captured)
     result.facts += captures.facts
     result.tables = [*captures.tables(), *result.tables]
     result.not_measured += captures.not_measured
-    result.error = captures.error
+    result.error, result.remedy = captures.error, captures.remedy
     return result
 
 
@@ -53,11 +53,11 @@ def _without_gpu(options: Mapping[str, Any], say: Say) -> Result:
     try:
         return static_part(options, say)
     except (AssertionError, RuntimeError) as error:
-        if not any(words in str(error) for words in _NO_GPU):
+        if not needs_gpu(error):
             raise
         where, line = of_error(error)
         why = f"the target needs a GPU, and torch sees none: {where}: {line}"
-        return Result("graph", options["target"], error=why, remedy=_REMEDY)
+        return Result("graph", options["target"], error=why, remedy=NEEDS_GPU)
 
 
 def merged(measured: list[Problem], static: list[Problem], *, captured: bool) -> list[Problem]:
@@ -83,15 +83,18 @@ class Captures:
 
     Attributes:
         is_captured: every call was, in the global mode.
-        error: why that could not be tried, "" when it was.
+        error: why that could not be seen to the end, "" when it was.
+        remedy: what to do about that.
     """
 
-    def __init__(self, options: Mapping[str, Any], say: Say) -> None:
+    def __init__(self, options: Mapping[str, Any], say: Say, until_s: float) -> None:
         self.problems: list[Problem] = []
         self.facts: list[Fact] = []
         self.not_measured: list[Missing] = []
         self.is_captured = False
         self.error = ""
+        self.remedy = ""
+        self._until_s = until_s
         self._options = options
         self._say = say
         self._tables: list[Table] = []
@@ -100,6 +103,7 @@ class Captures:
         """Both modes for every call; what fails once more for its name, else once without a warm-up."""
         failed = {"global": self._mode("global", measure=True)}
         if self.error:
+            self.problems += [one for plain in failed["global"].values() for one in plain]
             return
         failed["thread_local"] = self._mode("thread_local", measure=False)
         self.is_captured = not failed["global"]
@@ -134,7 +138,7 @@ class Captures:
             self._say(f"capture in mode {mode}")
             part = self._part(mode, first=at, measure=measure)
             if part.error:
-                self._lost(f"capture in mode {mode}", part)
+                self._lost(mode, part)
                 return failed
             count, at = int(_fact(part, "calls")), int(_fact(part, "next"))
             split = 0 if _captured(part) else 1
@@ -187,12 +191,16 @@ class Captures:
             "watch": watch,
             "measure": measure,
         }
-        return run("graph-capture", options, limit_s=PART_LIMIT_S, own_group=False)
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            return Result("graph-capture", error="the time limit", remedy="--time-limit gives it longer")
+        return run("graph-capture", options, limit_s=left_s, own_group=False, say=self._say)
 
-    def _lost(self, what: str, part: Result) -> None:
-        """A process that ended before it said anything."""
-        if not self._tables and not self.facts:
-            self.error = f"{what}: {part.error}"
+    def _lost(self, mode: str, part: Result) -> None:
+        """A process that ended before it said how the capture went; without the global mode there is no verdict."""
+        what = f"capture in mode {mode}"
+        if mode == "global":
+            self.error, self.remedy = f"{what}: {part.error}", part.remedy
         else:
             self.not_measured.append(Missing(what, part.error))
 

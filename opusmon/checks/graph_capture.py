@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from opusmon.checks.basis import use_gpu
+from opusmon.checks.differences import Difference, difference
 from opusmon.checks.graph_inputs import (
-    Difference,
     Values,
-    difference,
     input_tensors,
     keep,
     key,
@@ -65,7 +65,8 @@ COMPARED = "replay against eager"
 
 TOLERANCE = (
     "replays and eager results are the same when off by at most 1e-5 (float64 1e-7) + rtol * largest value, rtol 1.3e-6 "
-    "for float32, 1.6e-2 for bfloat16, 1e-3 for float16, 1e-7 for float64; all else has to be equal"
+    "for float32, 1.6e-2 for bfloat16, 1e-3 for float16, 1e-7 for float64, one step for float8 without the 1e-5; "
+    "complex numbers as their parts, and all else has to be equal"
 )
 
 COMPARED_COLUMNS = ("inputs", "values", "furthest_off", "max_abs_difference", "max_rel_difference", "same")
@@ -117,6 +118,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     """
     say("loading the target")
     found = cases(load(options["target"]), options.get("buckets") or {})
+    use_gpu(found)
     result = Result("graph-capture", options["target"])
     rows: list[Row] = []
     compared: list[Row] = []
@@ -248,7 +250,7 @@ def _timed_both(case: Case, captured: Captured) -> Row:
     eager_ms, eager_gpu_ms = _timed(case.call, again)
     replay_ms, replay_gpu_ms = _timed(captured.graph.replay, again)
     return (
-        case.label or "all",
+        case.name,
         captured.ms,
         eager_ms,
         replay_ms,
@@ -264,7 +266,7 @@ def _equal(kept: Values, call: Callable[[], Any]) -> bool:
     restore(kept)
     call()
     return difference(
-        *([(str(place), pair[side]) for place, pair in enumerate(kept)] for side in (0, 1))
+        *([(str(place), pair[side]) for place, pair in enumerate(kept)] for side in (0, 1)), by_largest=True
     ).same
 
 
@@ -295,19 +297,17 @@ def _compared(case: Case, captured: Captured, found: Sequence[Case], result: Res
     """Replay and function with the inputs as given, then with others in the same tensors."""
     kept = keep(case)
     label = f"{case.label}: " if case.label else ""
-    own = difference(_run(case, case.call, kept), _run(case, case.call, kept))
+    own = difference(_run(case, case.call, kept), _run(case, case.call, kept), by_largest=True)
     if not own.same:
         why = "the function's own result changes from call to call with the same inputs and seed"
-        result.not_measured.append(
-            Missing(f"{label}replay against eager", f"{why} ({own.path} off by {own.max_abs:.3g})")
-        )
+        result.not_measured.append(Missing(f"{label}replay against eager", f"{why} ({own.words})"))
         return []
     rows: list[Row] = []
     for what, values in [("as given", kept), *_others(case, found, kept, result)]:
         expected = _run(case, case.call, values)
         got = _run(case, captured.graph.replay, values, captured.out)
-        apart = difference(got, expected)
-        rows.append((case.label or "all", what, apart.path, apart.max_abs, apart.max_rel, apart.same))
+        apart = difference(got, expected, by_largest=True)
+        rows.append((case.name, what, apart.path, apart.max_abs, apart.max_rel, apart.same))
         if not apart.same:
             result.problems.append(_stale(case, what, apart))
     restore(kept)

@@ -1,38 +1,14 @@
-"""The inputs of a call by name, what changes between calls, and whether two results are the same."""
+"""The inputs of a call by name, what changes between calls, and how they get their values back."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opusmon.checks.target import Case
-
-RTOL = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-7}
-"""Relative tolerance by dtype, that of torch.testing.assert_close; any other dtype must be equal."""
-
-ATOL = 1e-5
-"""Absolute tolerance, likewise; 1e-7 for float64."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Between results.
-
-    Attributes:
-        path: the tensor that is furthest off, as `out[0]`.
-        max_abs: largest absolute difference; NaN where only one is a number.
-        max_rel: the same as part of the largest absolute value expected.
-        same: within the tolerance: max_abs <= atol + rtol * largest absolute value expected.
-    """
-
-    path: str
-    max_abs: float
-    max_rel: float
-    same: bool
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -160,40 +136,3 @@ def other_values(tensor: torch.Tensor) -> torch.Tensor | None:
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         return None
     return tensor.detach().flatten().flip(0).reshape(tensor.shape) * 0.5
-
-
-def difference(
-    got: Sequence[tuple[str, torch.Tensor]], expected: Sequence[tuple[str, torch.Tensor]]
-) -> Difference:
-    """The largest difference between two results, as part of its tolerance."""
-    if [name for name, _ in got] != [name for name, _ in expected]:
-        return Difference("out", float("nan"), float("nan"), same=False)
-    worst = Difference("", 0.0, 0.0, same=True)
-    for (name, one), (_, other) in zip(got, expected, strict=True):
-        here = _difference(name, one, other)
-        # NaN is no smaller than anything.
-        if (worst.same and not here.same) or (worst.same == here.same and not here.max_rel <= worst.max_rel):
-            worst = here
-    return worst
-
-
-def _difference(name: str, got: torch.Tensor, expected: torch.Tensor) -> Difference:
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return Difference(name, float("nan"), float("nan"), same=False)
-    if not expected.numel():
-        return Difference(name, 0.0, 0.0, same=True)
-    dtype = expected.dtype
-    one, other = _wide(got), _wide(expected)
-    alike = (one == other) | ((one != one) & (other != other))
-    apart = (one - other).abs().masked_fill(alike, 0.0).max().item()
-    size = other.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
-    atol = 1e-7 if dtype == torch.float64 else ATOL if dtype in RTOL else 0.0
-    same = apart <= atol + RTOL.get(dtype, 0.0) * size
-    return Difference(name, apart, apart / size if size else apart, same=same)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """As the narrowest floating type that takes the differences of its own without loss that matters."""
-    flat = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    narrow = flat.is_floating_point() and flat.element_size() < 4
-    return flat.to(torch.float32 if narrow else torch.float64)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import CodeType, FrameType
+from types import CellType, FrameType, FunctionType
 from typing import Any
 
 from opusmon.checks.where import NOWHERE, Place, is_users, place
@@ -48,8 +48,29 @@ def following(done: Callable[[Spot, FrameType], None]) -> Iterator[None]:
         sys.settrace(earlier)
 
 
+def _cells(fn: Any, seen: set[int]) -> Iterator[tuple[str, CellType]]:
+    """Variables of the user's that a function, and those it encloses, hold from around them."""
+    function = getattr(fn, "__func__", fn)
+    if id(function) in seen or not isinstance(function, FunctionType):
+        return
+    seen.add(id(function))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if _users(function.__code__.co_filename):
+            yield name, cell
+        yield from _cells(_content(cell), seen)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 class StateWatch:
-    """Which attributes of `self`, and which globals, the user's code changes: numbers, tensors, sizes of containers.
+    """What of Python the user's code changes: numbers, tensors, sizes of containers.
+
+    Looked at are attributes of `self`, globals, and variables of enclosing functions (`watch`).
 
     Attributes:
         changed: name as `self.step`, to the line that changed it first.
@@ -58,19 +79,28 @@ class StateWatch:
     def __init__(self) -> None:
         self.changed: dict[str, Place] = {}
         self._known: dict[tuple[str, int, str], object] = {}
-        self._held: list[object] = []
+        self._held: dict[int, object] = {}
+        self._cells: dict[int, tuple[str, CellType]] = {}
+
+    def watch(self, fn: Any) -> None:
+        """Look at the variables that a function holds from around it."""
+        self._cells |= {id(cell): (name, cell) for name, cell in _cells(fn, set())}
 
     def done(self, spot: Spot, frame: FrameType) -> None:
         """A line has run; see what it changed."""
         for owner, values, name in _watched(frame):
-            key = (owner, id(values), name)
-            value = _mark(values.get(name))
-            if key not in self._known:
-                # Kept alive, so that its id stays its own.
-                self._held.append(values)
-            elif self._known[key] != value:
-                self.changed.setdefault(f"{owner}{name}", place(*spot) if spot[1] else NOWHERE)
-            self._known[key] = value
+            # Kept alive, so that its id stays its own.
+            self._held.setdefault(id(values), values)
+            self._look(owner, id(values), name, values.get(name), spot)
+        for number, (name, cell) in self._cells.items():
+            self._look("", number, name, _content(cell), spot)
+
+    def _look(self, owner: str, number: int, name: str, content: object, spot: Spot) -> None:
+        key = (owner, number, name)
+        value = _mark(content)
+        if self._known.get(key, value) != value:
+            self.changed.setdefault(f"{owner}{name}", place(*spot) if spot[1] else NOWHERE)
+        self._known[key] = value
 
 
 def _watched(frame: FrameType) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -82,19 +112,14 @@ def _watched(frame: FrameType) -> Iterator[tuple[str, dict[str, Any], str]]:
             buffers = own.get("_buffers")
             if isinstance(buffers, dict):
                 yield from (("self.", buffers, name) for name in buffers)
-    yield from (("", frame.f_globals, name) for name in _written(code))
-
-
-@cache
-def _written(code: CodeType) -> tuple[str, ...]:
-    """Globals that a function uses; those that hold no value worth watching give none."""
-    return code.co_names
+    yield from (("", frame.f_globals, name) for name in code.co_names)
 
 
 def _mark(value: Any) -> object:
     """What of a value tells that it was changed; None for what is not watched."""
     if isinstance(value, bool | int | float):
-        return value
+        # NaN is not equal to itself, and no change.
+        return value if value == value else "nan"
     if isinstance(value, list | dict | set):
         return ("size", len(value))
     if type(value).__module__ == "torch" and hasattr(value, "untyped_storage"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,10 +20,10 @@ from opusmon.checks.graph_inputs import memory_of, tensors
 from opusmon.checks.result import Level
 from opusmon.checks.where import Place, here
 
-_READS = {"tolist": "host_copy", "numpy": "host_copy", "cpu": "host_copy", "__array__": "host_copy"}
+_READS = dict.fromkeys(("tolist", "numpy", "cpu", "__array__", "__repr__"), "host_copy")
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
 _CPU = re.compile(r"""["']cpu["']""")
-_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order"})
+_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order", "profiler"})
 _CHOOSING = frozenset({"cond", "while_loop"})
 _COPIED: tuple[str, Level] = ("host_tensor", "problem")
 _FROZEN: tuple[str, Level] = ("frozen_tensor", "note")
@@ -79,6 +81,7 @@ class Recorder:
         self._before = before
         self._after = after
         self._outer = ""
+        self._checks_on_host = False
         self._of_host: dict[int, torch.Tensor] = {}
 
     @contextmanager
@@ -98,6 +101,8 @@ class Recorder:
 
     def note(self, kind: str, op: str, level: Level = "problem") -> None:
         """Something happens at the line that is being executed."""
+        if kind == "item" and _in_step_count():
+            kind = "optimizer"
         self.seen.append(Seen(kind, op, here(), level))
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -105,6 +110,7 @@ class Recorder:
         name = getattr(func, "__name__", "")
         self._outer = (resolve_name(func) or name).replace("torch.Tensor.", "Tensor.")
         self.last = self._outer
+        self._checks_on_host = not self._on_gpu and name == "one_hot" and _says_classes(args, kwargs)
         if args and self._is_theirs(args[0]):
             if kind := _READS.get(name):
                 self.note(kind, self._outer)
@@ -114,6 +120,7 @@ class Recorder:
             return self._called(name, func, args, kwargs)
         finally:
             self._outer = ""
+            self._checks_on_host = False
 
     def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if name not in _FROM_HOST or _has_tensor(args, kwargs):
@@ -156,6 +163,8 @@ class Recorder:
     def _kind(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         first = next((tensor for _, tensor in tensors(args)), None)
         theirs = first is not None and self._is_theirs(first)
+        if self._checks_on_host:
+            return None
         if theirs and (
             torch.Tag.data_dependent_output in _tags(func) or name.endswith("::_linalg_check_errors")
         ):
@@ -251,6 +260,21 @@ def _tags(func: Any) -> Sequence[Any]:
     """Of an operator; those of higher order, as torch.cond, have none."""
     tags: Sequence[Any] = getattr(func, "tags", ())
     return tags
+
+
+def _in_step_count() -> bool:
+    """Whether an optimizer of torch reads how many steps it has made."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_get_value":
+            return str(frame.f_globals.get("__name__")).startswith("torch.optim.")
+        frame = frame.f_back
+    return False
+
+
+def _says_classes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether one_hot is told how many classes there are: on a GPU it then reads no value (ATen's Onehot.cpp)."""
+    return bool((args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) != -1)
 
 
 def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
+from opusmon.checks.differences import Difference, difference
 from opusmon.checks.graph_inputs import (
-    Difference,
     changes,
-    difference,
     input_tensors,
     keep,
     key,
@@ -29,11 +28,15 @@ from opusmon.checks.graph_record import Recorder, Seen, standing_in
 from opusmon.checks.graph_words import problem, said
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.target import Case, cases, load
-from opusmon.checks.where import innermost
+from opusmon.checks.where import NOWHERE, innermost
 from opusmon.checks.worker import Say
 
 MAX_CHANGES = 40
 """Most rows of changing inputs."""
+
+_NOTHING = "no operation of torch runs"
+_NOTHING_CHANGE = "the target returns the function that does the work; a coroutine or a generator does none when it is called"
+_EXPLAINS = frozenset({"python_state", "host_random", "generator"})
 
 
 def check(options: Mapping[str, Any], say: Say) -> Result:
@@ -52,22 +55,29 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
             first = Recorder(on_gpu=False)
             with first.recording():
                 case.call()
-            devices |= first.devices | {str(tensor.device) for tensor in own_tensors(case.fn)}
+            given = [*own_tensors(case.fn), *(tensor for _, tensor in input_tensors(case))]
+            devices |= first.devices | {str(tensor.device) for tensor in given}
             on_gpu = any(device.startswith("cuda") for device in devices)
             recorder = Recorder(on_gpu=on_gpu)
+            state.watch(case.fn)
             with recorder.recording(), following(state.done):
                 case.call()
             problems += _grouped(recorder.seen)
+            if not (on_gpu or recorder.last):
+                problems.append(replace(problem("empty_graph", _NOTHING, NOWHERE), change=_NOTHING_CHANGE))
             opaque |= recorder.opaque
             counts.append((case.label, recorder.new_tensors, recorder.new_bytes))
         _allocations(counts, result)
         problems = _each_once(problems) + _state(found[0], state, result)
+        if not on_gpu:
+            problems += _unexplained(problems, result)
         _dynamo(found[0], problems, result, say)
         _export(found[0], result, say)
     result.problems = problems
     result.basis = _basis(on_gpu=on_gpu)
     result.facts.insert(
-        0, Fact("devices", " ".join(sorted(devices)), f"tensors on {', '.join(sorted(devices))}")
+        0,
+        Fact("devices", " ".join(sorted(devices)), f"tensors on {', '.join(sorted(devices)) or 'no device'}"),
     )
     _inputs(found, result)
     if opaque and not on_gpu:
@@ -142,7 +152,7 @@ def _repeated(case: Case) -> Difference:
         found = [*tensors(case.call()), *input_tensors(case)]
         results.append([(name, tensor.detach().clone()) for name, tensor in found])
     restore(kept)
-    return difference(results[1], results[0])
+    return difference(results[1], results[0], by_largest=True)
 
 
 def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
@@ -158,11 +168,19 @@ def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
             apart.same,
             "the same inputs and seed give the same result again"
             if apart.same
-            else f"the same inputs and seed give another result: {apart.path} off by {apart.max_abs:.3g}",
+            else f"the same inputs and seed give another result: {apart.words}",
         )
     )
     level: Level = "note" if apart.same else "problem"
     return [problem("python_state", name, place, level=level) for name, place in state.changed.items()]
+
+
+def _unexplained(problems: Sequence[Problem], result: Result) -> list[Problem]:
+    """A note where results differ from call to call and no line was seen that makes them differ."""
+    apart = next((fact for fact in result.facts if fact.name == "repeatable" and not fact.value), None)
+    if apart is None or any(one.kind in _EXPLAINS for one in problems):
+        return []
+    return [problem("hidden_state", "", NOWHERE, level="note")]
 
 
 def _dynamo(case: Case, problems: list[Problem], result: Result, say: Say) -> None:

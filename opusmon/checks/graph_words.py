@@ -99,6 +99,15 @@ WORDS: dict[str, Words] = {
         "{op} changes on each call; a replay runs no Python",
         "keep it as a tensor on the GPU and change it in place, or pass it as an input",
     ),
+    "hidden_state": Words(
+        "each call gives another result, and no line was seen to change what it depends on: state in tensors is "
+        "replayed, state in Python is not",
+        "keep what changes from call to call in tensors that are changed in place",
+    ),
+    "optimizer": Words(
+        "the optimizer keeps its step count on the host, and torch refuses to capture its step",
+        "make the optimizer with capturable=True",
+    ),
     "graph_break": Words(
         "torch.compile breaks its graph here; a capture by hand is not hurt by that as such",
         "",
@@ -133,6 +142,7 @@ BREAKING = frozenset(
         "event_query",
         "allocation",
         "generator",
+        "optimizer",
     }
 )
 """Kinds that a capture itself refuses; the others go through it and make replays wrong."""

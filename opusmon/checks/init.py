@@ -24,7 +24,7 @@ from opusmon.checks.init_scenarios import Lab, all_scenarios
 from opusmon.checks.init_tally import Costs, Count, legend, outcome_table, without_answer
 from opusmon.checks.init_words import problems, safe_order
 from opusmon.checks.result import Fact, Missing, Result
-from opusmon.checks.run import run
+from opusmon.checks.run import deadline_s, run
 from opusmon.checks.worker import INSTALL_TORCH, Options, Say
 
 HANG_S = 30.0
@@ -33,23 +33,23 @@ HANG_S = 30.0
 _COSTS_MOST = 10
 _TORCH_COSTS = 3
 _MARGIN_S = 3.0
-_MARGIN = 0.05
 _TORCH_SHARE = 0.5
 _EXCLUSIVE = 3
 _REMEDY = "run it where NVIDIA's driver and a GPU are; a container needs --gpus, or its like"
 
 
 def check(options: Options, say: Say) -> Result:
-    """Measure, with `repeats`, `threads`, `device`, `at_once`, `parts` and `limit_s` of the options."""
+    """Measure, with `repeats`, `threads`, `device`, `at_once`, `part`, `limit_s` and `hang_s` of the options."""
     result = Result("init")
-    deadline_s = _deadline(options)
+    until_s = deadline_s(options)
     hang_s = float(options.get("hang_s", HANG_S))
     parts = tuple(options.get("part") or PARTS)
     say("look at the driver and the GPU")
+    device = int(options.get("device") or 0)
     try:
-        env = {"CUDA_VISIBLE_DEVICES": _visible(int(options.get("device") or 0)), "CUDA_CACHE_DISABLE": "1"}
+        env = {"CUDA_VISIBLE_DEVICES": _visible(device), "CUDA_CACHE_DISABLE": "1"}
     except IndexError:
-        result.error = f"CUDA_VISIBLE_DEVICES names no device {options['device']}"
+        result.error = f"CUDA_VISIBLE_DEVICES names no device {device}"
         return result
     host = run_one(lambda stages: _host(stages, env), hang_s=hang_s)
     said = host.said or {}
@@ -60,7 +60,7 @@ def check(options: Options, say: Say) -> Result:
     result.basis = _basis(said)
     lab = Lab(base64.b64decode(said["image"]), int(options.get("threads") or 8), runtime_path(), env)
     at_once = 1 if said["compute_mode"] == _EXCLUSIVE else int(options.get("at_once") or _at_once())
-    plan = _Plan(int(options.get("repeats") or 20), at_once, hang_s, deadline_s, parts)
+    plan = _Plan(int(options.get("repeats") or 20), at_once, hang_s, until_s, parts)
     costs = _costs(plan, lab, result, say) if "costs" in parts else Costs()
     counts = _scenarios(plan, lab, result, say)
     if "torch" in parts:
@@ -86,12 +86,6 @@ class _Plan:
         now_s = time.monotonic()
         share = 1.0 - _TORCH_SHARE if "torch" in self.parts and find_spec("torch") is not None else 1.0
         return now_s + (self.deadline_s - now_s) * share
-
-
-def _deadline(options: Options) -> float:
-    """When to stop, so that what was found can still be said before the child is ended."""
-    limit_s = float(options.get("limit_s") or 300.0)
-    return time.monotonic() + limit_s - min(limit_s / 2, _MARGIN_S + limit_s * _MARGIN)
 
 
 def _at_once() -> int:

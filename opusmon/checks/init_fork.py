@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-KILLED_S = 5.0
-"""How long a killed process gets to be gone: a driver may hold it in an uninterruptible wait."""
+from opusmon.processes import KILLED_S, die_with_parent, signal_name
 
 _TICK_S = 0.002
 _READ_B = 65536
@@ -160,6 +159,7 @@ def _start(key: Key, work: Work, hang_s: float) -> _Running[Key]:
 def _in_fork(work: Work, stages: Stages, pipe: int) -> None:
     """Do the work, say what came of it, and end; never returns."""
     try:
+        die_with_parent()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         # A library's warnings, once for each of a thousand repetitions, are no use to anybody.
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -199,7 +199,7 @@ def _ended(one: _Running[Any], status: int) -> Ended:
     one.stages.close()
     if one.hung:
         return Ended(None, hung=True, inside=inside)
-    name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+    name = signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else ""
     try:
         said = json.loads(one.said)
     except ValueError:

@@ -30,7 +30,8 @@ class Count:
         outcomes: of each actor.
         ms: of repetitions that ended by themselves.
         done: repetitions.
-        hangs: of these.
+        worked: those in which every actor's work went well.
+        hangs: those that were killed because they ran too long.
         raced: repetitions of which it is known whether all threads were inside at one moment.
         overlapped: those where they were.
         absent: why it cannot be done here, "" when it can.
@@ -45,6 +46,7 @@ class Count:
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     ms: list[float] = field(default_factory=list)
     done: int = 0
+    worked: int = 0
     hangs: int = 0
     raced: int = 0
     overlapped: int = 0
@@ -74,6 +76,7 @@ class Count:
             self._count("", without_answer(ended))
             return
         self.ms.append(float(said["ms"]))
+        self.worked += all(outcome == WORKS for outcome in said["outcomes"].values())
         for who, outcome in said["outcomes"].items():
             self._count(str(who), str(outcome))
         if said["overlapped"] is not None:
@@ -93,12 +96,6 @@ class Count:
         """What packed() gave."""
         outcomes = {who: Counter(counter) for who, counter in values["outcomes"].items()}
         return cls(**{**values, "outcomes": outcomes})
-
-    @property
-    def worked(self) -> int:
-        """Repetitions in which all went well: for each of several actors, the one that did worst."""
-        actors = [counter for who, counter in self.outcomes.items() if who] or [*self.outcomes.values()]
-        return min((counter[WORKS] for counter in actors), default=0)
 
     @property
     def empty(self) -> int:

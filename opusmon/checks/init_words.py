@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from opusmon.checks.init_race import WORKS
 from opusmon.checks.init_tally import Costs, Count
-from opusmon.checks.result import Fact, Problem
+from opusmon.checks.result import Fact, Problem, Value
 
 NOT_MEASURED = "not measured in this run"
 
@@ -28,23 +28,23 @@ def problems(counts: Iterable[Count]) -> list[Problem]:
     for count in counts:
         if count.done == count.worked:
             continue
-        facts: dict[str, int | float | str | bool | None] = {"works": count.worked, "repetitions": count.done}
+        facts: dict[str, Value] = {"works": count.worked, "repetitions": count.done}
         said = count.failures()
         if count.kind == "safe":
             found.append(
-                Problem("safe_order_fails", f"The safe order fails: {count.label()}", code=said, facts=facts)
+                Problem("safe_order_fails", f"the safe order fails: {count.label()}", code=said, facts=facts)
             )
         elif count.kind == "init":
             found.append(
                 Problem(
-                    "init_race_fails", f"Plain initialisation fails: {count.label()}", code=said, facts=facts
+                    "init_race_fails", f"plain initialisation fails: {count.label()}", code=said, facts=facts
                 )
             )
         else:
             found.append(
                 Problem(
                     "unsafe_order",
-                    f"Not safe here: {count.label()}",
+                    f"not safe here: {count.label()}",
                     code=said,
                     change=_CHANGES[count.part],
                     level="note",

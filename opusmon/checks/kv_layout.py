@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,10 @@ def check(options: Options, say: Say) -> Result:
 def _cache(result: Result, target: str, options: Options, say: Say) -> None:
     if kv_load.is_file(target):
         say(f"reading {target}")
-        tensors = kv_load.from_file(Path(target))
+        with warnings.catch_warnings():
+            # What torch remarks about an odd file comes with the error, if there is one.
+            warnings.simplefilter("ignore")
+            tensors = kv_load.from_file(Path(target))
         result.basis = f"static: shapes and strides of {target}; {RULES}"
     else:
         say("loading the target")
@@ -112,7 +116,8 @@ def _facts(
     result: Result, cache: Cache, call: Call, q: Strided | None, descales: Mapping[str, Strided]
 ) -> None:
     add = result.facts.append
-    add(Fact("kind", cache.kind, f"read as {cache.kind}, FlashAttention-3 of {call.build}"))
+    hint = " (one of pages needs --page-size or a page table)" if cache.kind == "dense" else ""
+    add(Fact("kind", cache.kind, f"read as {cache.kind}{hint}, FlashAttention-3 of {call.build}"))
     if cache.page_size:
         add(Fact("page_size", cache.page_size, f"page size {cache.page_size} tokens"))
     for name, one in (("q", q), ("K", cache.k), ("V", cache.v)):

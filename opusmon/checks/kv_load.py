@@ -1,6 +1,7 @@
 """Tensors without their data, from a dump or from what a callable returns.
 
-A `.pt` file goes through `torch.load(weights_only=True)`, which runs no code of the file. A `.safetensors` file is 8
+A `.pt` file goes through `torch.load(weights_only=True)`, which runs no code of the file, and is refused when it is
+compressed: what torch reads of it is then no larger than the file. A `.safetensors` file is 8
 bytes of header length (little endian), that many bytes of JSON, then the data (huggingface/safetensors, README.md,
 Format); its tensors are contiguous, and only the header is read.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from opusmon.checks.kv_tensor import Strided, contiguous_strides
+from opusmon.checks.result import one_line
 from opusmon.checks.target import TargetError
 from opusmon.checks.where import NOWHERE, Place, here
 
@@ -22,6 +25,8 @@ MAX_HEADER_B = 100_000_000
 MAX_TENSORS = 100_000
 MAX_DEPTH = 8
 MAX_RANK = 16
+MAX_NAME = 500
+"""Longest name of a tensor, characters."""
 
 DTYPES = {
     "BOOL": ("bool", 1),
@@ -105,7 +110,15 @@ def header(data: bytes, data_b: int) -> dict[str, Strided]:
         raise TargetError(f"the safetensors header is not what it should be: {error}"[:200]) from error
     if not isinstance(document, dict) or len(document) > MAX_TENSORS:
         raise TargetError("the safetensors header is no list of tensors")
-    return {name: _entry(name, entry, data_b) for name, entry in document.items() if name != "__metadata__"}
+    return {
+        _name(name): _entry(name, entry, data_b) for name, entry in document.items() if name != "__metadata__"
+    }
+
+
+def _name(name: str) -> str:
+    if len(name) > MAX_NAME:
+        raise TargetError(f"a tensor has a name of {len(name):,} characters: {name[:40]}...")
+    return name
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,17 +156,27 @@ def _torch_file(path: Path) -> dict[str, Strided]:
 
     try:
         # Mapped, so that a dump of many GB costs no memory; files of before the zip format cannot be.
-        try:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_stored(path))
+    except (OSError, TargetError):
         raise
     except Exception as error:  # torch raises what its reading of hostile bytes happens to run into
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        why = "it holds more than tensors, or is none" if "weights_only" in str(error) else lines[0]
+        why = "it holds more than tensors, or is none" if "weights_only" in str(error) else one_line(error)
         raise TargetError(f"{path} cannot be loaded with weights_only: {why}"[:300]) from error
     return of_values(found)
+
+
+def _stored(path: Path) -> bool:
+    """Whether it is a zip file, as torch.save writes it since 1.6: all in it lies there as it is.
+
+    Raises:
+        TargetError: something in it is packed: it could be of any size once it is unpacked.
+    """
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise TargetError(f"{path} is compressed, which torch.save does not do")
+    return True
 
 
 def of_values(values: Any, places: Callable[[Any], Place] = lambda _tensor: NOWHERE) -> dict[str, Strided]:
@@ -172,7 +195,7 @@ def of_values(values: Any, places: Callable[[Any], Place] = lambda _tensor: NOWH
     for name, tensor in _tensors(values, "", MAX_DEPTH):
         if len(found) >= MAX_TENSORS:
             break
-        found[name or "kv"] = _info(tensor, name or "kv", places(tensor))
+        found[_name(name or "kv")] = _info(tensor, name or "kv", places(tensor))
     return found
 
 
@@ -186,7 +209,9 @@ def _tensors(values: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
             values.items() if isinstance(values, Mapping) else enumerate(values)
         )
         for key, value in pairs:
-            yield from _tensors(value, f"{name}.{key}" if name else str(key), depth - 1)
+            # A key may be anything, a tensor too.
+            own = str(key) if isinstance(key, str | int) else type(key).__name__
+            yield from _tensors(value, f"{name}.{own}" if name else own, depth - 1)
 
 
 def _info(tensor: Any, name: str, place: Place) -> Strided:

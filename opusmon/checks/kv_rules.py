@@ -115,6 +115,8 @@ def _tile_16bit(dim: int, dim_v: int, mask: str, *, vllm: bool, one_group: bool)
             return 64, 64
         if dim_v == 256:
             return 128, 112 if vllm else 96
+        if one_group:
+            return 64, 192
         return 192, {"causal": 128, "local": 160 if vllm else 128, "full": 192}[mask]
     return {
         96: (192, 128 if local else 144),

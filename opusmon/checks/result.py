@@ -97,6 +97,11 @@ class Result:
         return not any(problem.level == "problem" for problem in self.problems)
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text; its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def to_json(result: Result) -> dict[str, Any]:
     """The document of `--json`; NaN and infinities become null."""
     document: dict[str, Any] = _finite({"format": FORMAT, **asdict(result)})

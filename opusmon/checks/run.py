@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -17,9 +18,13 @@ from typing import Any
 
 from opusmon.checks.result import Result, from_json
 from opusmon.checks.worker import SCRATCH
+from opusmon.processes import KILLED_S, signal_name
 
 MAX_ANSWER_B = 16_000_000
 """Most bytes of a child's answer."""
+
+_MARGIN_S = 3.0
+_MARGIN = 0.05
 
 GRACE_S = 0.5
 """What a child that has said all, or is out of time, gets to end by itself."""
@@ -31,12 +36,23 @@ _PARENT = str(Path(__file__).resolve().parents[2])
 _BOOT = (
     "import sys\n"
     f"if sys.version_info < {MIN_PYTHON}: sys.exit(97)\n"
+    # The working directory may hold somebody else's files beside a dump: only a target is imported from it.
+    "if sys.path[0] == '': del sys.path[0]\n"
     # Last, so that the packages of the user's environment win over those that lie beside opusmon.
     "sys.path.append(sys.argv[1])\n"
     "from opusmon.checks.worker import main\n"
     "main(sys.argv[2], sys.argv[3], int(sys.argv[4]))\n"
 )
 _TOO_OLD = 97
+
+
+def deadline_s(options: Mapping[str, Any]) -> float:
+    """Until when a check may wait for processes of its own, on time.monotonic.
+
+    That is before its own limit (`limit_s` of the options), so that what was found by then can still be said.
+    """
+    limit_s = float(options.get("limit_s") or 300.0)
+    return time.monotonic() + limit_s - min(limit_s / 2, _MARGIN_S + limit_s * _MARGIN)
 
 
 def run(
@@ -55,7 +71,7 @@ def run(
 
     Args:
         name: a key of `worker.CHECKS`.
-        options: for it, JSON values.
+        options: for it, JSON values; `limit_s` is added.
         python: interpreter that has torch.
         limit_s: after this long it is killed.
         env: added to the environment.
@@ -70,7 +86,11 @@ def run(
         prefix="opusmon-check-", dir=os.environ.get(SCRATCH), ignore_cleanup_errors=True
     ) as scratch:
         own = {**os.environ, **(env or {}), SCRATCH: scratch}
-        return _run(name, options, python, limit_s, own, say, own_group=own_group)
+        limited = {**options, "limit_s": limit_s}
+        try:
+            return _run(name, limited, python, limit_s, own, say, own_group=own_group)
+        finally:
+            _end_rest(f"{SCRATCH}={scratch}".encode())
 
 
 def _run(
@@ -83,11 +103,11 @@ def _run(
     *,
     own_group: bool,
 ) -> Result:
-    target = str(options.get("target", ""))
+    target = str(options.get("target") or "")
     reading, writing = os.pipe()
     try:
         child = subprocess.Popen(
-            [python, "-c", _BOOT, _PARENT, name, json.dumps(dict(options)), str(writing)],
+            [python, "-c", _BOOT, _PARENT, name, json.dumps(options), str(writing)],
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=(writing,),
@@ -103,8 +123,10 @@ def _run(
         said, in_time = _read(reading, time.monotonic() + limit_s, say)
     finally:
         os.close(reading)
-        _end(child, own_group=own_group)
-    return _result(name, target, said, child.returncode, limit_s if not in_time else None)
+        ended = _end(child, own_group=own_group)
+    if len(said) > MAX_ANSWER_B:
+        return Result(name, target, error=f"the answer is longer than {MAX_ANSWER_B:,} bytes")
+    return _result(name, target, said, child.returncode, limit_s if not in_time else None, ended=ended)
 
 
 def _read(pipe: int, deadline_s: float, say: Callable[[str], None]) -> tuple[bytes, bool]:
@@ -137,22 +159,52 @@ def _tell(said: bytearray, begin: int, say: Callable[[str], None]) -> int:
     return max(begin, end)
 
 
-def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> None:
-    """Reap the child; what it has started goes with it."""
+def _end(child: subprocess.Popen[bytes], *, own_group: bool) -> bool:
+    """Reap the child; what it has started goes with it. Whether it ended by itself."""
     # Until it is reaped its number, and that of its group, belong to nobody else.
     until_s = time.monotonic() + GRACE_S
-    while time.monotonic() < until_s and not os.waitid(
-        os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG
-    ):
-        time.sleep(0.002)
-    if own_group:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.kill()
-    child.wait()
+    ended = None
+    try:
+        while ended is None and time.monotonic() < until_s:
+            ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is None:
+                time.sleep(0.002)
+    finally:
+        # Also when Ctrl-C comes a second time.
+        if own_group:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILLED_S)
+    return ended is not None
 
 
-def _result(name: str, target: str, said: bytes, status: int, limit_s: float | None) -> Result:
+def _end_rest(mark: bytes) -> None:
+    """End what has left the child's group, as inductor's workers do: the child's folder is named in its environment."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Another user's, or gone meanwhile.
+        with contextlib.suppress(OSError):
+            if not _is_marked(folder, mark):
+                continue
+            process = os.pidfd_open(int(folder.name))
+            try:
+                # The number may be another process's by now; that which is held here stays the same.
+                if _is_marked(folder, mark):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    select.select([process], [], [], KILLED_S)
+            finally:
+                os.close(process)
+
+
+def _is_marked(folder: Path, mark: bytes) -> bool:
+    entries = (folder / "environ").read_bytes().split(b"\0")
+    return any(entry == mark or entry.startswith(mark + b"/") for entry in entries)
+
+
+def _result(
+    name: str, target: str, said: bytes, status: int | None, limit_s: float | None, *, ended: bool = True
+) -> Result:
     stage = ""
     for line in said.splitlines():
         try:
@@ -164,9 +216,14 @@ def _result(name: str, target: str, said: bytes, status: int, limit_s: float | N
             continue
     during = f" during: {stage}" if stage else ""
     if limit_s is not None:
-        why = f"still running after {limit_s:g} s{during}"
+        why = f"still running after {limit_s:.4g} s{during}"
         return Result(name, target, error=why, remedy="--time-limit gives it longer")
     if status == _TOO_OLD:
         return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    if status is None:
+        why = f"the checked code does not end though it was killed{during}"
+        return Result(name, target, error=why, remedy="a driver holds it: see the kernel's log")
+    if not ended:
+        return Result(name, target, error=f"the checked code closed the way to its answer{during}")
+    how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
     return Result(name, target, error=f"the checked code {how}{during}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ class Case:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The label; `inputs` when there is one call only."""
+        return self.label or "inputs"
 
     def call(self) -> Any:
         """Call it once."""
@@ -65,20 +71,34 @@ def cases(make: Callable[..., Any], buckets: Mapping[str, Sequence[Any]]) -> lis
     combination of their values, with the values as keyword arguments.
 
     Raises:
-        TargetError: `make` gives something else, or no inputs.
+        TargetError: `make` takes other arguments, gives something else, or no inputs.
         Exception: whatever `make` raises.
     """
     found: list[Case] = []
     for values in product(*buckets.values()):
         named = dict(zip(buckets, values, strict=True))
+        _need_taken(make, named)
         label = " ".join(f"{name}={value}" for name, value in named.items())
         found += _cases_of(make(**named), label)
     return found
 
 
+def _need_taken(make: Callable[..., Any], named: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(make).bind(**named)
+    except TypeError as error:
+        given = "with those of --bucket" if named else "without arguments"
+        raise TargetError(f"the target is called {given}: {error} (--bucket NAME=V,V gives some)") from error
+    except ValueError:
+        # What is written in C may have no signature.
+        return
+
+
 def _cases_of(made: Any, label: str) -> list[Case]:
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-        raise TargetError("the target must return (fn, inputs) or (module, inputs)")
+        kinds = ", ".join(type(one).__name__ for one in made) if isinstance(made, tuple) else ""
+        got = f"({kinds})" if isinstance(made, tuple) else type(made).__name__
+        raise TargetError(f"the target must return (fn, inputs) or (module, inputs), not {got}"[:300])
     fn, inputs = made
     several = inputs if isinstance(inputs, list) else [inputs]
     if not several:
@@ -93,7 +113,7 @@ def _cases_of(made: Any, label: str) -> list[Case]:
 
 
 def parse_buckets(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """`["batch=1,8"]` as `{"batch": [1, 8]}`; what is no integer or number stays a text.
+    """`["batch=1,8"]` as `{"batch": [1, 8]}`; what is no integer or number stays a text. Of one name all values count.
 
     Raises:
         TargetError: an entry is not written as `name=value,value`.
@@ -103,7 +123,7 @@ def parse_buckets(texts: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         if not (equals and name.isidentifier() and values):
             raise TargetError(f"{text!r} is no bucket: write name=value,value")
-        found[name] = [_value(value) for value in values.split(",")]
+        found.setdefault(name, []).extend(_value(value) for value in values.split(","))
     return found
 
 
@@ -119,15 +139,29 @@ def _value(text: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A file that is named like a module of Python's own must not take that one's place.
+    name = f"{path.stem}_target" if path.stem in sys.stdlib_module_names else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"{path} is no Python file")
+    if (path.parent / "__init__.py").is_file():
+        return _from_package(path.resolve())
     module = importlib.util.module_from_spec(spec)
     # Before it runs, as an import would: dataclasses and dynamo look modules up by name.
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module
+
+
+def _from_package(path: Path) -> Any:
+    """A file of a package by its name there, so that its relative imports work."""
+    names, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    sys.path.insert(0, str(folder))
+    return importlib.import_module(".".join(names))
 
 
 def _from_path(name: str) -> Any:

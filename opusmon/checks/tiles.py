@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from opusmon.checks import banks_counter, banks_gpu
 from opusmon.checks.banks import ACCESSES, SWIZZLES, Access, Tile, TileError, access, parse_tile
 from opusmon.checks.banks_gpu import Timing
 from opusmon.checks.nvrtc import CannotMeasure
-from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import TargetError
 from opusmon.checks.worker import Options, Say
 
+PADS_B = (4, 8, 16)
+"""Padding of a row that is tried against conflicts."""
 WINDOWS = 2
 """Windows of the hardware counter that each pattern runs for; there is one a second."""
 COUNT_S = 8.0
@@ -53,8 +57,9 @@ def look(result: Result, options: Options, say: Say) -> None:
     about = f"computed: 32 banks of 4 bytes, tile {options['tile']}"
     try:
         about = f"{about}; measured on {_measure(patterns, options, result, say)}"
-    except CannotMeasure as error:
-        result.not_measured.append(Missing("cycles, time and conflicts of the tile", str(error)))
+    except (CannotMeasure, RuntimeError) as error:
+        # torch's own, where the GPU is full or lost: what was computed stands.
+        result.not_measured.append(Missing("cycles, time and conflicts of the tile", one_line(error)))
     result.basis = "; ".join(filter(None, (result.basis, about)))
     result.tables.append(_table(str(options["tile"]), patterns))
     _say_fp8(result, patterns)
@@ -182,8 +187,21 @@ def _problem(one: Pattern) -> Problem:
     return Problem(
         "bank_conflict",
         f"{one.label}: {load.wavefronts} wavefronts a load where {load.ideal} would do",
-        change="a swizzle as wide as the row, up to 128B, or padding of 16 bytes a row"
-        if one.tile.swizzle == "none"
-        else "",
+        change=_better(one),
         facts={"wavefronts": load.wavefronts, "ideal": load.ideal, "conflicts": load.conflicts},
     )
+
+
+def _better(one: Pattern) -> str:
+    """The swizzle or padding under which the same load takes the fewest wavefronts, of equals the widest; "" when none takes fewer."""
+    ways: list[tuple[str, dict[str, Any]]] = [
+        (f"swizzle {name}", {"swizzle": name, "pad_b": 0}) for name in reversed(SWIZZLES) if name != "none"
+    ]
+    ways += [(f"{pad_b} bytes of padding a row", {"swizzle": "none", "pad_b": pad_b}) for pad_b in PADS_B]
+    best, change = one.access.wavefronts, ""
+    for words, how in ways:
+        with contextlib.suppress(TileError):
+            found = access(replace(one.tile, **how), one.access.kind, one.access.width_b).wavefronts
+            if found < best:
+                best, change = found, f"{words}: {found} wavefront{'s' if found != 1 else ''} a load"
+    return change

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
 from opusmon.checks import triton_caches, triton_hooks, triton_pass, triton_tables
 from opusmon.checks.result import Missing, Result
-from opusmon.checks.run import run
+from opusmon.checks.run import deadline_s, run
 from opusmon.checks.triton_problems import problems
 from opusmon.checks.triton_trace import Trace, read
 from opusmon.checks.worker import SCRATCH, Options, Say
 
 NO_GPU = "run it where Triton sees a GPU"
-_A_DAY_S = 86_400.0
-"""The parent's time limit ends a pass."""
 
 
 def check(options: Options, say: Say) -> Result:
@@ -31,6 +30,7 @@ def check(options: Options, say: Say) -> Result:
         say: names the stage that begins.
     """
     result = Result("triton", str(options["target"]))
+    until_s = deadline_s(options)
     say("reading the state of the cache directories")
     states = triton_caches.states()
     scratch = os.environ.get(SCRATCH)
@@ -38,8 +38,8 @@ def check(options: Options, say: Say) -> Result:
         nullcontext(scratch) if scratch else tempfile.TemporaryDirectory(prefix="opusmon-check-") as directory
     ):
         private = Path(str(directory))
-        cold = _pass("empty caches", options, private, result, say)
-        warm = Trace() if result.error else _pass("filled caches", options, private, result, say)
+        cold = _pass("empty caches", options, private, until_s, result, say)
+        warm = Trace() if result.error else _pass("filled caches", options, private, until_s, result, say)
     result.basis = cold.basis
     result.problems = problems(cold, warm, states)
     result.facts = triton_tables.facts(cold, warm)
@@ -59,7 +59,7 @@ def check(options: Options, say: Say) -> Result:
     return result
 
 
-def _pass(how: str, options: Options, private: Path, result: Result, say: Say) -> Trace:
+def _pass(how: str, options: Options, private: Path, until_s: float, result: Result, say: Say) -> Trace:
     """Run the cases in a process of their own; what it fails with goes into the result."""
     trace = private / "trace.json"
     trace.unlink(missing_ok=True)
@@ -69,11 +69,12 @@ def _pass(how: str, options: Options, private: Path, result: Result, say: Say) -
         "private": str(private),
         "trace": str(trace),
         "how": how,
+        "debug": options.get("debug", False),
     }
     passed = run(
         triton_pass.NAME,
         own,
-        limit_s=_A_DAY_S,
+        limit_s=max(until_s - time.monotonic(), 1.0),
         env=triton_pass.environment(private),
         own_group=False,
         say=say,

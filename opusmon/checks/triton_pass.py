@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from opusmon.checks import triton_hooks
-from opusmon.checks.basis import of_torch
-from opusmon.checks.result import Result
+from opusmon.checks.basis import of_torch, use_gpu
+from opusmon.checks.result import Result, one_line
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.triton_trace import Times, Trace, write
 from opusmon.checks.where import NOWHERE, Place, is_users, place
@@ -64,6 +64,8 @@ def _run(options: Options, say: Say, private: Path, trace: Trace) -> None:
     make = load(str(options["target"]))
     elsewhere = triton_hooks.hold_caches(environment(private))
     found = cases(make, options.get("buckets", {}))
+    if "torch" in sys.modules:
+        use_gpu(found)
     trace.basis = _basis()
     if triton_hooks.hold_caches(environment(private)) or elsewhere:
         trace.facts.append(
@@ -72,7 +74,7 @@ def _run(options: Options, say: Say, private: Path, trace: Trace) -> None:
     for number, case in enumerate(found):
         recorder.case, recorder.called = number, defined(case.fn)
         recorder.inductor()
-        label = case.label or "the only inputs"
+        label = case.name
         say(f"{how}: first call, {label}")
         trace.times.append(
             _measure(case, recorder, lambda label=label: say(f"{how}: further calls, {label}"))
@@ -100,7 +102,7 @@ def _measure(case: Case, recorder: triton_hooks.Recorder, further: Any) -> Times
     ):
         recorder.call += 1
         steady.append(_timed_ms(case))
-    return Times(case.label, first_ms, statistics.median(steady), len(steady))
+    return Times(case.name, first_ms, statistics.median(steady), len(steady))
 
 
 def _timed_ms(case: Case) -> float:
@@ -128,4 +130,4 @@ def _basis() -> str:
     try:
         return f"compiled for {triton_hooks.target()}, no GPU is visible here, {versions}"
     except Exception as error:
-        return f"no GPU is visible to Triton ({str(error).splitlines()[0]}), {versions}"
+        return f"no GPU is visible to Triton ({one_line(error)}), {versions}"

@@ -86,8 +86,7 @@ def bucket(at: At, labels: Sequence[str]) -> str:
     """The label of a call's inputs."""
     if at.case < 0:
         return "making the inputs"
-    label = labels[at.case] if at.case < len(labels) else ""
-    return label or f"inputs {at.case + 1}"
+    return labels[at.case] if at.case < len(labels) else f"inputs {at.case + 1}"
 
 
 def _level(at: At) -> Level:
@@ -287,10 +286,10 @@ def _keep_tuning(tuned: Sequence[Tune], *, can: bool) -> str:
 
 
 def _caches(cold: Trace, caches: Sequence[CacheState]) -> Iterator[Problem]:
-    """Of inductor's directory only where inductor was at work."""
-    has_inductor = any(one.maker == "inductor" for one in cold.compilations)
+    """Of a directory only where it was used: inductor's where that was at work, Triton's by all kernels."""
+    makers = {one.maker for one in cold.compilations} | {one.maker for one in cold.tunes}
     for state in caches:
-        if state.name == "inductor" and not has_inductor:
+        if not makers or (state.name == "inductor" and "inductor" not in makers):
             continue
         variable = "TRITON_CACHE_DIR" if state.name == "Triton" else "TORCHINDUCTOR_CACHE_DIR"
         if not state.writable:

@@ -87,7 +87,7 @@ def pays(trace: Trace, title: str) -> Table:
         all_loads = sum((one.at.case, one.at.call) == (number, 0) for one in trace.loads)
         rows.append(
             (
-                labels[number] or f"inputs {number + 1}",
+                labels[number],
                 times.first_ms,
                 times.steady_ms,
                 extra,
@@ -171,8 +171,8 @@ def caches(states: Iterable[CacheState]) -> Table:
                 one.chosen_by,
                 one.exists,
                 one.entries if one.exists else None,
-                one.files if one.exists else None,
-                one.size_b / 1e6 if one.exists else None,
+                _least(one.files, one),
+                _least(one.size_b / 1e6, one),
                 one.writable,
                 one.filesystem or None,
                 _ago(one.changed_s),
@@ -180,6 +180,13 @@ def caches(states: Iterable[CacheState]) -> Table:
             for one in states
         ),
     )
+
+
+def _least(number: float, state: CacheState) -> Value:
+    """A number of the files; where not all were counted, that there may be more."""
+    if not state.exists:
+        return None
+    return number if state.is_whole else f"{number:,.0f} or more"
 
 
 def _ago(seconds: float | None) -> str | None:

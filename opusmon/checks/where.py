@@ -26,10 +26,16 @@ class Place(NamedTuple):
 
 NOWHERE = Place("", "")
 
-_OWN = str(Path(__file__).resolve().parent)
-_LIBRARIES = tuple(
-    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_OTHERS = tuple(
+    {
+        f"{Path(folder).resolve()}{os.sep}"
+        for folder in (
+            str(Path(__file__).parent),
+            *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        )
+    }
 )
+"""Folders of opusmon, the standard library and installed packages."""
 
 
 def is_users(filename: str) -> bool:
@@ -38,7 +44,7 @@ def is_users(filename: str) -> bool:
         return False
     path = os.path.realpath(filename)
     parts = Path(path).parts
-    return not (path.startswith((_OWN, *_LIBRARIES)) or "site-packages" in parts or "dist-packages" in parts)
+    return not (path.startswith(_OTHERS) or "site-packages" in parts or "dist-packages" in parts)
 
 
 def place(filename: str, lineno: int) -> Place:
@@ -55,7 +61,9 @@ def innermost(frames: Iterable[traceback.FrameSummary]) -> Place:
 
 
 def of_error(error: BaseException) -> Place:
-    """The user's line that raised."""
+    """The user's line that raised, or that is no Python."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno and is_users(error.filename):
+        return place(error.filename, error.lineno)
     return of_traceback(error.__traceback__)
 
 

@@ -20,7 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or (words[0] not in verbs and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "live")
     # Text ids, paths and threads never need many threads of linear algebra: one keeps memory and start small.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # The user's own code, which `check` runs, is left as it is.
+    if words[0] != "check":
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     debug = "--debug" in words
     try:
         if words[0] in ("live", "record"):
@@ -44,7 +46,7 @@ def _join_times(words: list[str]) -> list[str]:
     """Write `--from -10m` as `--from=-10m`: argparse would take the time for an option."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] in ("--at", "--from", "--to") and re.match(r"-\d", word):
+        if joined and joined[-1] in ("--at", "--from", "--to", "--mark-at") and re.match(r"-\d", word):
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shutil
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +26,7 @@ TARGET is module:callable or file.py:callable. It is called without arguments, o
 """
 
 EPILOG = """\
-exit status: 0 clean, 1 could not run, 2 usage, 3 problems found
+exit status: 0 clean (static: nothing was measured), 1 could not run, 2 usage, 3 problems found
 """
 
 
@@ -68,7 +72,7 @@ def _check(
         "--python",
         default=sys.executable,
         metavar="PATH",
-        help="interpreter that has torch (default: the one that runs opusmon)",
+        help="interpreter that has torch (default the one that runs opusmon)",
     )
     parser.add_argument(
         "--time-limit", default="5m", metavar="TIME", help="end the child after this long (default 5m)"
@@ -77,7 +81,7 @@ def _check(
     parser.add_argument(
         "--mark", type=Path, metavar="FILE", help="add what was found to this recording, as marks"
     )
-    parser.add_argument("--mark-at", metavar="TIME", help="at this time of it (default: its end)")
+    parser.add_argument("--mark-at", metavar="TIME", help="at this time of it (default its end)")
     return parser
 
 
@@ -105,7 +109,7 @@ def _init(parser: argparse.ArgumentParser) -> None:
         "--at-once",
         type=_whole(1, 64),
         metavar="N",
-        help="processes at a time (default: a quarter of the cores, at most 4)",
+        help="processes at a time (default a quarter of the cores, at most 4)",
     )
     parser.add_argument(
         "--part",
@@ -134,7 +138,7 @@ def _kv_layout(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a dump (.pt, .safetensors), or a TARGET that returns (k, v[, q[, page_table]]) or a dict of tensors",
     )
-    tensors = parser.add_argument_group("tensors, by name (default: the usual names)")
+    tensors = parser.add_argument_group("tensors, by name (default the usual names)")
     for name, help_text in (
         ("k", "keys"),
         ("v", "values"),
@@ -142,11 +146,11 @@ def _kv_layout(parser: argparse.ArgumentParser) -> None:
         ("q", "queries"),
         ("page-table", "page table"),
         ("q-descale", "scale of FP8 queries"),
-        ("k-descale", "of keys"),
-        ("v-descale", "of values"),
+        ("k-descale", "scale of FP8 keys"),
+        ("v-descale", "scale of FP8 values"),
     ):
         tensors.add_argument(f"--{name}", metavar="NAME", help=help_text)
-    parser.set_defaults(recorder=[sys.executable, "-m", "opusmon"])
+    parser.set_defaults(recorder=[sys.executable, "-P", "-m", "opusmon"])
     _kv_call(parser.add_argument_group("how they are used"))
     _kv_tile(parser.add_argument_group("bank conflicts of a tile in shared memory"))
 
@@ -156,9 +160,13 @@ def _kv_call(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--layout", choices=layouts, default="auto", help="order of dimensions (default auto)")
     group.add_argument("--page-size", type=_count, metavar="N", help="tokens of a page; makes it paged")
     group.add_argument("--dtype", metavar="NAME", help="what uint8 is viewed as, for example float8_e4m3fn")
-    group.add_argument("--build", choices=("upstream", "vllm"), help="whose FlashAttention-3")
     group.add_argument(
-        "--mask", choices=("full", "causal", "local"), help="attention mask (default: all three)"
+        "--build",
+        choices=("upstream", "vllm"),
+        help="whose FlashAttention-3 (default upstream; vllm with --layout vllm)",
+    )
+    group.add_argument(
+        "--mask", choices=("full", "causal", "local"), help="attention mask (default all three)"
     )
     group.add_argument("--q-heads", type=_count, metavar="N", help="heads of q, without --q")
     group.add_argument(
@@ -176,15 +184,19 @@ def _kv_tile(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--elem", action="append", choices=("bf16", "fp8", "fp32"), help="element (default bf16 and fp8)"
     )
-    group.add_argument("--swizzle", choices=("none", "32B", "64B", "128B"), help="default: all")
-    group.add_argument("--access", choices=("row", "column", "ldmatrix"), help="default: all")
-    group.add_argument("--pad", type=_count, metavar="BYTES", help="after each row, without a swizzle")
-    group.add_argument("--width", type=_count, metavar="BYTES", help="that a lane loads: 1, 2, 4, 8 or 16")
+    group.add_argument(
+        "--swizzle", choices=("none", "32B", "64B", "128B"), help="pattern of the tile (default all)"
+    )
+    group.add_argument(
+        "--access", choices=("row", "column", "ldmatrix"), help="how a warp reads it (default all)"
+    )
+    group.add_argument(
+        "--pad", type=_count, metavar="BYTES", help="padding after each row, without a swizzle"
+    )
+    group.add_argument("--width", type=_count, metavar="BYTES", help="what a lane loads: 1, 2, 4, 8 or 16")
 
 
-_NOT_OPTIONS = frozenset(
-    {"run", "debug", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"}
-)
+_NOT_OPTIONS = frozenset({"run", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"})
 
 
 def check(args: argparse.Namespace) -> int:
@@ -201,17 +213,44 @@ def check(args: argparse.Namespace) -> int:
             options["buckets"] = parse_buckets(args.bucket)
         except TargetError as error:
             raise CliError(str(error)) from error
+    if args.mark is None and args.mark_at is not None:
+        raise CliError("--mark-at says where in a recording: name it with --mark FILE")
     at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0
     limit_s = parse_duration(args.time_limit) / 1e9
-    result = run(args.check, {**options, "limit_s": limit_s}, python=args.python, limit_s=limit_s)
-    print(
-        json.dumps(to_json(result), indent=2) if args.json else as_text(result), end="\n" if args.json else ""
-    )
+    if not limit_s:
+        raise CliError("--time-limit 0 leaves no time")
+    with _ending_in_order():
+        result = run(args.check, options, python=args.python, limit_s=limit_s)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(json.dumps(to_json(result), indent=2) + "\n" if args.json else as_text(result, columns), end="")
     if args.mark is not None:
         _mark(args.mark, at, result)
     if result.error:
         return ERROR
     return OK if result.clean else FINDINGS
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A lost terminal or a kill ends the child too, and takes its files away, as Ctrl-C does."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        # What nohup ignores stays so; and only the main thread may say what a signal does.
+        if signal.getsignal(number) is signal.SIG_DFL
+        and threading.current_thread() is threading.main_thread()
+    ]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _mark_at(path: Path, at: str | None) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -78,8 +77,10 @@ def ask(limit_s: float = LIMIT_S) -> Answer:
 def parse(out: bytes, err: bytes, status: int) -> Answer:
     """Read what the child left: its standard output and error, and its exit status (negative: a signal)."""
     if status < 0:
-        name = signal.Signals(-status).name if -status in signal.valid_signals() else str(-status)
-        return Answer(error=f"NVML crashed the process that asked it ({name})")
+        # Here, because the child runs this file alone.
+        from opusmon.processes import signal_name
+
+        return Answer(error=f"NVML crashed the process that asked it ({signal_name(-status)})")
     try:
         body = json.loads(out.splitlines()[-1])
         devices = tuple(Device(**device) for device in body["devices"])

@@ -102,6 +102,9 @@ class Windows:
         return slice(int(self.first[place]), int(self.end[place]))
 
 
+# Not one class with `sustained.Spell`: that one is about a row, which an instant has none of, and leaves out evidence
+# that is missing, because a GPU does not have every field. Here a missing number is said (null): of requests that are
+# not streamed there is no TTFT to compare.
 @dataclass(frozen=True, slots=True)
 class Spell:
     """A run of instants at which a condition held.

@@ -81,6 +81,7 @@ def sustained(t: Times, on: Flags, *, count: int = 1, gap_ns: int, hold_ns: int 
     return [Episode(a, b, open=b == end) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
+# `instants.Spell` says why there are two.
 @dataclass(frozen=True, slots=True)
 class Spell:
     """A stretch over which a condition held, and its worst sample.

@@ -147,6 +147,8 @@ def _commands(board: Dashboard) -> list[tuple[str, str, Callable[[], object]]]:
         ("pane: filter", "/", board.action_filter),
         ("pane: sort", "s", board.action_sort),
         ("gpu: processes", "p", board.action_processes),
+        ("show: findings", "f", board.action_findings),
+        ("show: explain what moved first", "e", board.action_explain),
         ("show: event lane", "l", board.action_lane),
         ("show: cost", "c", board.action_cost),
         ("show: help", "?", board.action_help),

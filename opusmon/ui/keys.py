@@ -36,7 +36,7 @@ OTHER_KEYS = (
 )
 MARKS = (
     ("!!  !  i", "a finding: critical, warning, note; f shows them all"),
-    ("x  r", "XID; a GPU that is back"),
+    ("x  r", "XID; a GPU that is back, an engine that was restarted"),
     ("c  j", "graph capture that failed; JIT compilation"),
     ("b k d g", "bookmark; a check's result; rows dropped; gap in the recording"),
     ("lane", "a row per pane: its marks, how long they last, their number"),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from opusmon.channels import GPU_EVENT, STALL
+from opusmon.channels import ENGINE, GPU_EVENT, STALL
 from opusmon.clock import NS
 from opusmon.schema import Rows, conform
 from opusmon.triage.finding import Finding
 from opusmon.triage.severity import distinct
 from opusmon.ui.findings import KINDS
 from opusmon.ui.panes.base import View
+from opusmon.ui.panes.latency_read import binned, read
 from opusmon.window import Window
 
 EVENT_KINDS = {
@@ -33,11 +34,12 @@ STALL_KINDS = {"capture": "capture", "jit": "jit"}
 """Stalls that are marks: graph captures that failed, and compilations. The others are the stalls pane's."""
 
 FOLD_NS = 10 * NS
-"""Stalls of one kind in the same ten seconds are one mark: a compile storm is one thing to go to."""
-MAX_STALLS = 1000
-"""Most marks of stalls, the newest ones."""
+"""Stalls of one kind, and restarts of one engine, in the same ten seconds are one mark: one thing to go to."""
+MOST = 1000
+"""Most marks of stalls, and of restarts: the newest ones. An address that leads to several engines in turn has a
+restart with each scrape."""
 NEAR_NS = 600 * NS
-"""Up to this range stalls are read as they are; in a wider one the ten minutes without such stalls are skipped."""
+"""Up to this range rows are read as they are; in a wider one the ten minutes that have no mark are skipped."""
 
 _OVERLAP_NS = 60 * NS
 """Events may come late: the last minute is read again."""
@@ -72,6 +74,7 @@ class Places:
         self._window = window
         self._events: list[Place] = []
         self._stalls: list[Place] = []
+        self._restarts: list[Place] = []
         self._until: int | None = None
         self._version = -1
         self._all: list[Place] = []
@@ -103,13 +106,17 @@ class Places:
         begin = (
             begin // FOLD_NS * FOLD_NS - 1
         )  # whole folds, so that they do not depend on when they were read
-        kept = [place for place in self._events if window.t0 <= place.t <= begin]
-        self._events = kept + _events(window, begin, window.t1)
-        kept = [place for place in self._stalls if window.t0 <= place.t <= begin]
-        self._stalls = (kept + _stalls(window, begin, window.t1))[-MAX_STALLS:]
+
+        def grown(places: list[Place], find: Callable[[View, int, int], list[Place]]) -> list[Place]:
+            kept = [place for place in places if window.t0 <= place.t <= begin]
+            return kept + find(window, begin, window.t1)
+
+        self._events = grown(self._events, _events)
+        self._stalls = grown(self._stalls, _stalls)[-MOST:]
+        self._restarts = grown(self._restarts, _restarts)[-MOST:]
         self._until = window.t1
         marks = (Place(m.t0, m.kind, m.text) for m in window.marks())
-        self._all = sorted([*self._events, *self._stalls, *self._found, *marks])
+        self._all = sorted([*self._events, *self._stalls, *self._restarts, *self._found, *marks])
         return self._all
 
 
@@ -140,24 +147,43 @@ def _stalls(view: View, t0: int, t1: int) -> list[Place]:
     """Marks of the stalls of a range, folded, in time order."""
     if STALL.name not in view.channels:
         return []
+
+    def bins() -> Rows:
+        found = view.binned(STALL.name, [], t0, t1, NEAR_NS)
+        return found[np.isin(found["kind"], list(_kinds(view, found, STALL_KINDS)))] if len(found) else found
+
+    return _newest(
+        _ranges(t0, t1, bins),
+        lambda begin, end: _folded(view, conform(view.query(STALL.name, begin, end), STALL)),
+    )
+
+
+def _restarts(view: View, t0: int, t1: int) -> list[Place]:
+    """Marks of engines that were started anew, folded, in time order."""
+
+    def bins() -> Rows:
+        found = binned(view, ENGINE, ["restarts"], t0, t1, NEAR_NS)
+        return found[found["restarts_max"] > 0] if len(found) else found
+
+    return _newest(_ranges(t0, t1, bins), lambda begin, end: _restarted(view, read(view, ENGINE, begin, end)))
+
+
+def _newest(ranges: Iterable[tuple[int, int]], find: Callable[[int, int], Iterable[Place]]) -> list[Place]:
+    """The newest places in ranges that come newest first, in time order; no more ranges are read than it takes."""
     found: list[Place] = []
-    for begin, end in _ranges(view, t0, t1):
-        found.extend(_folded(view, conform(view.query(STALL.name, begin, end), STALL)))
-        if len(found) >= MAX_STALLS:
+    for begin, end in ranges:
+        found.extend(find(begin, end))
+        if len(found) >= MOST:
             break
-    return sorted(found)[-MAX_STALLS:]
+    return sorted(found)[-MOST:]
 
 
-def _ranges(view: View, t0: int, t1: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range in which there are stalls that are marks, newest first."""
+def _ranges(t0: int, t1: int, bins: Callable[[], Rows]) -> Iterator[tuple[int, int]]:
+    """The parts of a range in which there are marks, newest first: all of a short one, else those of its bins."""
     if t1 - t0 <= NEAR_NS:
         yield t0, t1
         return
-    bins = view.binned(STALL.name, [], t0, t1, NEAR_NS)
-    if not len(bins):
-        return
-    bins = bins[np.isin(bins["kind"], list(_kinds(view, bins, STALL_KINDS)))]
-    for start in np.unique(bins["t"])[::-1].tolist():
+    for start in np.unique(bins()["t"])[::-1].tolist():
         yield max(start - 1, t0), min(start + NEAR_NS - 1, t1)
 
 
@@ -167,11 +193,27 @@ def _folded(view: View, rows: Rows) -> Iterator[Place]:
         own = rows[rows["kind"] == number]
         if mark == "capture":
             own = own[~np.isnan(own["code"]) & (own["code"] != 0)]
-        _, first, count = np.unique(own["t"] // FOLD_NS, return_index=True, return_counts=True)
-        for place, many in zip(first.tolist(), count.tolist(), strict=True):
-            more = f", and {many - 1} more in {FOLD_NS // NS} s" if many > 1 else ""
-            words = f"{_stall_words(view, own[place : place + 1], mark)}{more}"
-            yield Place(int(own["t"][place]), mark, words, "stalls")
+        for first, more in _folds(own):
+            yield Place(int(first["t"][0]), mark, f"{_stall_words(view, first, mark)}{more}", "stalls")
+
+
+def _restarted(view: View, rows: Rows) -> Iterator[Place]:
+    """One mark for each engine and ten seconds in which its counters began anew: at the first scrape after it."""
+    rows = rows[rows["restarts"] > 0]
+    for number in distinct(rows["engine"]):
+        # An engine has a row for each model it serves.
+        own = rows[rows["engine"] == number]
+        own = own[np.unique(own["t"], return_index=True)[1]]
+        words = f"engine {view.strings.text(number)} restarted"
+        for first, more in _folds(own):
+            yield Place(int(first["t"][0]), "restart", f"{words}{more}", "latency")
+
+
+def _folds(rows: Rows) -> Iterator[tuple[Rows, str]]:
+    """The first row of each ten seconds, shape (1,), and how many more there are, in words."""
+    _, first, count = np.unique(rows["t"] // FOLD_NS, return_index=True, return_counts=True)
+    for place, many in zip(first.tolist(), count.tolist(), strict=True):
+        yield rows[place : place + 1], f", and {many - 1} more in {FOLD_NS // NS} s" if many > 1 else ""
 
 
 def _stall_words(view: View, row: Rows, mark: str) -> str:

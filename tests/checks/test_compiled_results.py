@@ -1,11 +1,9 @@
-"""Inputs for repeated calls, and how results are compared: known values."""
+"""Inputs for repeated calls, what differences from eager mean, and times: known values."""
 
 from __future__ import annotations
 
-import math
 import warnings
 
-import pytest
 from needs import needs
 
 needs("torch")
@@ -17,64 +15,13 @@ with warnings.catch_warnings():
 
     from opusmon.checks.compiled import _apart
     from opusmon.checks.compiled_inputs import fresh_values
-    from opusmon.checks.compiled_times import Difference, Times, against_float64, difference, times
+    from opusmon.checks.compiled_times import Times, against_float64, times
+    from opusmon.checks.differences import Difference
     from opusmon.checks.target import Case
 
 
-def test_differences_are_the_largest_and_zero_has_no_ratio():
-    found = difference([torch.tensor([1.0, 4.0, 0.5])], [torch.tensor([1.0, 2.0, 0.0])])
-    assert (found.max_abs, found.max_rel, found.within, found.dtype) == (2.0, 1.0, False, "float32")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "off", "within"),
-    [
-        # The bound at 1 is the relative and the absolute tolerance together.
-        (torch.float32, 1.1e-5, True),
-        (torch.float32, 1.2e-5, False),
-        (torch.float64, 1.9e-7, True),
-        (torch.float64, 2.1e-7, False),
-        (torch.bfloat16, 2**-7, True),
-        (torch.bfloat16, 2**-5, False),
-        (torch.float16, 2**-10, True),
-        (torch.float16, 2**-9, False),
-        (torch.int64, 0, True),
-        (torch.int64, 1, False),
-    ],
-)
-def test_each_dtype_has_its_tolerance(dtype, off, within):
-    one = torch.ones(3, dtype=dtype)
-    assert difference(one + off, one).within is within
-
-
-def test_equal_infinities_and_nans_are_equal_and_others_are_not():
-    odd = torch.tensor([math.inf, math.nan, -math.inf])
-    assert difference(odd, odd.clone()) == Difference(dtype="float32")
-    for other in (torch.tensor([math.inf, 1.0, -math.inf]), torch.tensor([-math.inf, math.nan, -math.inf])):
-        assert not difference(odd, other).within
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (torch.ones(3), "shape torch.Size([3]) instead of torch.Size([2])"),
-        (torch.ones(2, dtype=torch.float64), "dtype torch.float64 instead of torch.float32"),
-        ([torch.ones(2)] * 2, "2 tensors came out instead of 1"),
-    ],
-)
-def test_what_cannot_be_compared_is_said(other, words):
-    found = difference(other, torch.ones(2))
-    assert (found.within, found.other) == (False, words)
-
-
-def test_the_dtype_named_is_that_of_the_tensor_that_is_out():
-    half = torch.ones(2, dtype=torch.bfloat16)
-    found = difference([half, torch.ones(2) + 1], [half, torch.ones(2)])
-    assert found.dtype == "float32"
-
-
 def test_rounding_that_is_no_worse_than_eagers_is_a_note():
-    apart = Difference(1e-3, 1e-3, within=False, dtype="float32")
+    apart = Difference("out", "float32", 1e-3, 1e-3, same=False)
     assert _apart("inputs", apart, (2e-3, 1e-3)).level == "note"
     assert _apart("inputs", apart, (2.1e-3, 1e-3)).level == "problem"
     assert _apart("inputs", apart, None).level == "problem"

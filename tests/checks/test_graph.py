@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,25 @@ import torch  # noqa: E402
 
 from opusmon.checks import graph, graph_static, graph_watch  # noqa: E402
 from opusmon.checks.graph import merged  # noqa: E402
-from opusmon.checks.graph_inputs import changes, difference, keep, key, memory_of, other_values, restore  # noqa: E402
+from opusmon.checks.graph_inputs import changes, keep, key, memory_of, other_values, restore  # noqa: E402
 from opusmon.checks.graph_words import WORDS, code_of, kind_of, problem, said  # noqa: E402
 from opusmon.checks.report import as_text  # noqa: E402
 from opusmon.checks.result import Fact, Result, Table  # noqa: E402
 from opusmon.checks.run import run  # noqa: E402
 from opusmon.checks.target import Case, load  # noqa: E402
 from opusmon.checks.where import Place  # noqa: E402
+from opusmon.checks.worker import SCRATCH  # noqa: E402
 
 TARGETS = Path(__file__).parent / "targets" / "graph_plain.py"
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: test_graph_gpu.py has it")
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch, tmp_path):
+    """What the check sets in the environment goes with the test."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", SCRATCH):
+        monkeypatch.setenv(name, str(tmp_path))
 
 
 def line_of(mark):
@@ -54,6 +63,7 @@ def fact(result, name):
         ("host_copy", "host_copy"),
         ("to_host", "host_copy"),
         ("tolist", "host_copy"),
+        ("printed", "host_copy"),
         ("host_tensor", "host_tensor"),
         ("nonzero", "dynamic_shape"),
         ("mask", "dynamic_shape"),
@@ -76,7 +86,7 @@ def test_a_planted_violation_is_named_with_its_line(name, kind):
     assert f"torch {torch.__version__}" in result.basis
 
 
-@pytest.mark.parametrize("name", ["mlp", "filled", "same_device"])
+@pytest.mark.parametrize("name", ["mlp", "filled", "same_device", "not_a_number"])
 def test_clean_code_has_no_problems_and_no_notes(name):
     result = checked(name)
     assert result.problems == []
@@ -100,6 +110,42 @@ def test_a_counter_that_the_result_depends_on_is_a_problem():
     result = checked("python_state")
     assert fact(result, "repeatable") is False
     assert "self.step" in result.problems[0].what
+
+
+@pytest.mark.parametrize(("name", "variable"), [("enclosed_state", "step"), ("enclosed_list", "log")])
+def test_state_in_a_variable_of_the_enclosing_function_is_a_problem(name, variable):
+    result = checked(name)
+    assert found(result) == [("python_state", line_of(name))]
+    assert result.problems[0].what.startswith(f"{variable} changes on each call")
+
+
+def test_results_that_differ_for_no_reason_that_was_seen_are_a_note():
+    result = checked("tensor_state")
+    assert result.clean
+    assert [one.kind for one in result.problems] == ["hidden_state"]
+
+
+def test_the_step_count_of_an_optimizer_is_told_with_what_makes_it_capturable():
+    result = checked("optimizer")
+    assert ("optimizer", line_of("optimizer")) in found(result)
+    (one,) = [one for one in result.problems if one.kind == "optimizer"]
+    assert "capturable=True" in one.change
+    assert not any("profiler::" in one.what for one in result.not_measured)
+
+
+def test_one_hot_reads_values_only_where_it_is_not_told_the_classes():
+    assert found(checked("one_hot")) == [("item", line_of("one_hot"))]
+
+
+def test_code_in_which_nothing_runs_is_not_clean():
+    result = checked("lazy")
+    assert [one.kind for one in result.problems if one.level == "problem"] == ["empty_graph"]
+
+
+def test_a_stream_without_a_gpu_is_told_with_its_line():
+    result = graph.check({"target": f"{TARGETS}:stream", "buckets": {}}, lambda stage: None)
+    assert result.error.startswith("the target needs a GPU, and torch sees none: ")
+    assert f":{line_of('stream')}: " in result.error
 
 
 def test_problems_come_in_the_order_of_the_call():
@@ -191,35 +237,6 @@ def test_a_sparse_input_has_no_stride_and_no_memory_of_its_own():
     assert changes([case, call_of(lambda x: x, torch.eye(3))]) == [
         ("x", "stride", "torch.sparse_coo | (3, 1)")
     ]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "off", "same"),
-    [
-        # atol + rtol * 2, those of torch.testing.assert_close.
-        (torch.float32, 1.2e-5, True),
-        (torch.float32, 1.4e-5, False),
-        (torch.bfloat16, 2**-6, True),
-        (torch.bfloat16, 2**-4, False),
-        (torch.float64, 2.9e-7, True),
-        (torch.float64, 3.1e-7, False),
-        (torch.int64, 1, False),
-    ],
-)
-def test_results_differ_beyond_the_tolerance_of_their_dtype(dtype, off, same):
-    expected = torch.tensor([1, 2], dtype=dtype)
-    apart = difference([("out", expected + torch.tensor([off, 0], dtype=dtype))], [("out", expected)])
-    assert apart.same is same
-    assert apart.max_abs == pytest.approx(off, rel=0.02)
-    assert apart.max_rel == pytest.approx(off / 2, rel=0.02)
-
-
-def test_nan_equals_nan_and_nothing_else():
-    nan = torch.tensor([float("nan"), float("inf")])
-    assert difference([("out", nan)], [("out", nan.clone())]).same
-    assert not difference([("out", nan)], [("out", torch.tensor([1.0, float("inf")]))]).same
-    assert not difference([("out", torch.zeros(2))], [("out", torch.zeros(3))]).same
-    assert not difference([], [("out", torch.zeros(3))]).same
 
 
 def test_other_values_are_halved_in_reverse_and_whole_numbers_stay():
@@ -355,6 +372,7 @@ def test_a_target_that_needs_a_gpu_says_so_and_what_to_do(tmp_path):
 
 def on_a_gpu(monkeypatch, devices, captured):
     """`graph.check` with stand-ins for the GPU and for every process."""
+    stages = []
 
     def part(name, options, **_):
         if name == "graph-static":
@@ -362,7 +380,7 @@ def on_a_gpu(monkeypatch, devices, captured):
             return Result(
                 "graph", basis="static: ", problems=[problem("item", "it", Place("a.py:1", ""))], facts=facts
             )
-        return Parts(1, lambda mode, at, warm_ups: not captured).run(name, options)
+        return Parts(1, lambda mode, at, warm_ups: not captured).run(name, options, say=stages.append)
 
     monkeypatch.setattr(graph, "run", part)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -395,8 +413,9 @@ class Parts:
         self.fails = fails
         self.started = []
 
-    def run(self, name, options, **_):
+    def run(self, name, options, *, say, **_):
         assert name == "graph-capture"
+        say(f"capturing call {options['first']}")
         result = Result(name)
         at, last = options["first"], options["first"] + 1 if options["one"] else self.calls
         self.started.append((options["mode"], at, options["watch"], options["warm_ups"]))
@@ -417,12 +436,18 @@ class Parts:
         return result
 
 
-def captures(monkeypatch, calls, fails):
+def captures(monkeypatch, calls, fails, say=lambda stage: None):
     parts = Parts(calls, fails)
     monkeypatch.setattr(graph, "run", parts.run)
-    found = graph.Captures({"target": "a.py:make"}, lambda stage: None)
+    found = graph.Captures({"target": "a.py:make"}, say, time.monotonic() + 60)
     found.all()
     return parts, found
+
+
+def test_what_a_process_is_doing_is_a_stage_of_the_check(monkeypatch):
+    stages = []
+    captures(monkeypatch, 1, lambda mode, at, warm_ups: False, stages.append)
+    assert stages[:3] == ["capture in mode global", "capturing call 0", "capture in mode thread_local"]
 
 
 def test_a_call_that_fails_ends_its_process_and_the_next_goes_on_after_it(monkeypatch):
@@ -455,9 +480,49 @@ def test_a_first_use_that_fails_in_a_capture_is_a_note(monkeypatch):
 
 def test_a_process_that_dies_before_it_captured_anything_is_an_error(monkeypatch):
     monkeypatch.setattr(graph, "run", lambda *_, **__: Result("graph-capture", error="was killed by SIGSEGV"))
-    found = graph.Captures({"target": "a.py:make"}, lambda stage: None)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, time.monotonic() + 60)
     found.all()
     assert found.error == "capture in mode global: was killed by SIGSEGV"
+
+
+def test_a_process_that_dies_later_leaves_no_verdict_and_what_was_found_stands(monkeypatch):
+    parts = Parts(3, lambda mode, at, warm_ups: at == 0)
+
+    def run_until_the_second(name, options, **more):
+        if options["first"] == 1:
+            return Result(name, error="was killed by SIGSEGV", remedy="look at the core")
+        return parts.run(name, options, **more)
+
+    monkeypatch.setattr(graph, "run", run_until_the_second)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, time.monotonic() + 60)
+    found.all()
+    assert (found.error, found.remedy) == (
+        "capture in mode global: was killed by SIGSEGV",
+        "look at the core",
+    )
+    assert [(one.kind, one.where) for one in found.problems] == [("capture_failed", "a.py:1")]
+    assert not found.is_captured
+
+
+def test_out_of_time_no_further_process_is_started_and_what_was_found_stands(monkeypatch):
+    clock = [0.0]
+    parts = Parts(1, lambda mode, at, warm_ups: False)
+
+    def slow(name, options, *, limit_s, **more):
+        assert limit_s == 60.0 - clock[0]
+        clock[0] += 40.0
+        return parts.run(name, options, **more)
+
+    monkeypatch.setattr(graph, "run", slow)
+    monkeypatch.setattr(graph.time, "monotonic", lambda: clock[0])
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, 60.0)
+    found.all()
+    assert [one[0] for one in parts.started] == ["global", "thread_local"]
+    assert (found.error, found.is_captured) == ("", True)
+    assert {one.what: one.why for one in found.not_measured} == {
+        "operations during the capture in mode global": "the time limit",
+        "capture without a warm-up": "the time limit",
+    }
 
 
 @pytest.mark.parametrize(("stream", "kind"), [(0, "legacy_stream"), (9, "uncaptured_stream"), (7, None)])

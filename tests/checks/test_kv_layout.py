@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from needs import needs
 
+from opusmon.checks import tiles
 from opusmon.checks.kv_layout import check
 from opusmon.checks.target import TargetError
 from opusmon.checks.worker import run
@@ -225,7 +226,29 @@ def test_conflicts_of_the_one_pattern_asked_for_are_a_problem():
     one = {"tile": "32x32", "elem": ["fp32"], "swizzle": "none", "access": "column"}
     (problem,) = check(one, lambda _stage: None).problems
     assert problem.facts == {"wavefronts": 32, "ideal": 1, "conflicts": 31}
+    # Rows of 33 words: each lane has a bank of its own. A swizzle spreads 8 rows over the banks, so 4 share one.
+    assert problem.change == "4 bytes of padding a row: 1 wavefront a load"
     assert check({**one, "pad": 4}, lambda _stage: None).problems == []
+
+
+def test_a_swizzle_is_proposed_where_padding_would_break_the_alignment():
+    one = {"tile": "64x64", "elem": ["bf16"], "swizzle": "none", "access": "ldmatrix"}
+    (problem,) = check(one, lambda _stage: None).problems
+    # Rows of 128 bytes: the 8 rows of a matrix lie in the same banks.
+    assert problem.facts == {"wavefronts": 32, "ideal": 4, "conflicts": 28}
+    assert problem.change == "swizzle 128B: 4 wavefronts a load"
+
+
+def test_what_was_computed_stands_where_the_gpu_is_full(monkeypatch):
+    class Full:
+        def measure(self, access):
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB.\nmore")
+
+    monkeypatch.setattr(tiles.banks_gpu, "Gpu", Full)
+    result = check({"tile": "128x64"}, lambda _stage: None)
+    assert len(tile_rows(result)) == 21
+    (missing,) = [one.why for one in result.not_measured if one.what.startswith("cycles")]
+    assert missing == "CUDA out of memory. Tried to allocate 2.00 MiB."
 
 
 @pytest.mark.parametrize("tile", ["128", "8x8x8", "0x4"])
@@ -288,3 +311,12 @@ def test_a_name_with_escapes_does_not_reach_the_terminal(tmp_path):
     assert done.returncode == 1
     assert "v?[31m" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_cache_read_as_dense_is_told_how_to_be_read_as_pages():
+    assert kind_of("misaligned").startswith("read as dense (one of pages needs --page-size")
+    assert kind_of("clean").startswith("read as paged, FlashAttention-3")
+
+
+def kind_of(name, **options):
+    return next(one.text for one in checked(name, **options).facts if one.name == "kind")

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,40 @@ def test_a_file_with_code_is_refused_and_its_code_does_not_run(torch, tmp_path, 
     with pytest.raises(TargetError, match="holds more than tensors, or is none"):
         from_file(tmp_path / "kv.pt")
     assert "it ran" not in capfd.readouterr().out
+
+
+def test_a_file_that_would_grow_when_unpacked_is_refused(torch, tmp_path):
+    torch.save({"k": torch.zeros(100_000)}, tmp_path / "kv.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "kv.pt") as plain,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    assert (tmp_path / "packed.pt").stat().st_size < 10_000
+    with pytest.raises(TargetError, match="is compressed"):
+        from_file(tmp_path / "packed.pt")
+
+
+def test_a_name_too_long_to_show_is_refused(torch, tmp_path):
+    name = "k" * 501
+    torch.save({name: torch.zeros(1)}, tmp_path / "kv.pt")
+    for path in (
+        tmp_path / "kv.pt",
+        safetensors(tmp_path / "kv.safetensors", {name: entry("U8", [1], 0, 1)}, 1),
+    ):
+        with pytest.raises(TargetError, match="name of 501 characters") as caught:
+            from_file(path)
+        assert len(str(caught.value)) < 120
+
+
+def test_a_key_that_is_a_tensor_is_not_shown(torch):
+    from opusmon.checks.kv_load import of_values
+
+    assert list(of_values({"a": {torch.tensor(31337): torch.zeros(1), 2: torch.zeros(1)}})) == [
+        "a.Tensor",
+        "a.2",
+    ]
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\x03\x04" + b"\0" * 40, b"text", b"\x80\x02."])

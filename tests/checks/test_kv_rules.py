@@ -282,6 +282,7 @@ def test_tiles_of_vllms_build_and_of_softcap():
     assert tile(64, 64, 2, "local", build="vllm") == (192, 160)
     assert tile(64, 256, 2, "full", build="vllm") == (128, 112)
     assert tile(128, 128, 2, "causal", build="vllm", one_group=True) == (64, 128)
+    assert tile(64, 64, 2, "causal", build="vllm", one_group=True) == (64, 192)
     assert tile(128, 128, 1, "local", softcap=True) == (128, 192)
     assert tile(192, 192, 1, "local", softcap=True) == (128, 128)
 

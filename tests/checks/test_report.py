@@ -1,5 +1,7 @@
 """A result as text."""
 
+from dataclasses import replace
+
 from opusmon.checks.report import as_text, headline, verdict
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table
 
@@ -51,6 +53,32 @@ def test_the_verdict():
     assert verdict(Result("graph")) == "clean"
     assert verdict(Result("graph", problems=[PROBLEM, PROBLEM])) == "2 problems"
     assert verdict(Result("graph", problems=[PROBLEM], error="no torch")) == "could not run: no torch"
+
+
+def test_what_is_clean_without_a_measurement_says_so():
+    assert verdict(Result("graph", basis="static: one call on the CPU")) == "clean (static)"
+    assert verdict(Result("graph", basis="measured on NVIDIA H200")) == "clean"
+
+
+def test_problems_come_before_notes():
+    note = Problem("slow", "a note", level="note")
+    lines = as_text(Result("graph", problems=[note, PROBLEM])).splitlines()
+    assert [line[:2] for line in lines if line[:2] in ("!!", "i ")] == ["!!", "i "]
+
+
+def test_a_table_wider_than_the_terminal_is_a_paragraph_a_row():
+    table = Table("calls", ("bucket", "words", "ms"), (("a", "x" * 30, 1.5), ("b", "y " * 30, None)))
+    result = Result("graph", tables=[table])
+    assert all(len(line) <= 40 for line in as_text(result, 40).splitlines())
+    assert "   * bucket: a; words:\n     " + "x" * 30 + "; ms:\n     1.5\n" in as_text(result, 40)
+    assert as_text(result, 200) == as_text(result)
+
+
+def test_text_keeps_to_the_terminal_and_breaks_no_path():
+    path = "/opt/" + "deep/" * 30 + "model.py:123"
+    text = as_text(Result("graph", problems=[replace(PROBLEM, where=path, change="do it " * 40)]), 80)
+    assert path in text
+    assert all(len(line) <= 80 for line in text.splitlines() if path not in line)
 
 
 def test_text_from_outside_cannot_reach_the_terminal():

@@ -53,6 +53,47 @@ def test_a_target_inside_a_class_and_one_in_a_module(monkeypatch):
     assert [case.call() for case in cases(load("plain:pair"), {})] == [3]
 
 
+def test_a_file_named_like_a_module_of_python_does_not_replace_it(tmp_path):
+    import profile
+
+    (tmp_path / "profile.py").write_text("def make(): return abs, -3\n")
+    assert [case.call() for case in cases(load(f"{tmp_path}/profile.py:make"), {})] == [3]
+    assert sys.modules["profile"] is profile
+
+
+def test_a_file_of_a_package_may_import_from_it(tmp_path, monkeypatch):
+    inner = tmp_path / "serving_here" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "sizes.py").write_text("SIZE = 7\n")
+    (inner / "step.py").write_text("from ..sizes import SIZE\ndef make(): return abs, -SIZE\n")
+    assert [case.call() for case in cases(load(f"{inner}/step.py:make"), {})] == [7]
+    monkeypatch.chdir(inner)
+    assert [case.call() for case in cases(load("step.py:make"), {})] == [7]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "serving_here"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(
+    ("make", "buckets", "words"),
+    [
+        (
+            "add",
+            {},
+            "called without arguments: missing a required argument: 'a' (--bucket NAME=V,V gives some)",
+        ),
+        ("pair", {"batch": [1]}, "called with those of --bucket: got an unexpected keyword argument 'batch'"),
+        ("no_pair", {}, "must return (fn, inputs) or (module, inputs), not function"),
+        ("single_in_three", {}, "not (builtin_function_or_method, int, int)"),
+    ],
+)
+def test_a_target_that_is_not_as_it_should_be_is_told_what_it_is(make, buckets, words):
+    with pytest.raises(TargetError) as caught:
+        cases(load(f"{PLAIN}:{make}"), buckets)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -93,6 +134,10 @@ def test_buckets_are_numbers_where_they_can_be():
         "rate": [0.5],
         "kind": ["bf16", 2],
     }
+
+
+def test_values_of_one_name_add_up():
+    assert parse_buckets(["batch=1,8", "size=2", "batch=16"]) == {"batch": [1, 8, 16], "size": [2]}
 
 
 @pytest.mark.parametrize("text", ["batch", "batch=", "=1", "1x=2", "a b=1"])

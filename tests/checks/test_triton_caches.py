@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
+from opusmon.checks import triton_caches
 from opusmon.checks.triton_caches import filesystem, states
+from opusmon.checks.triton_tables import caches
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -31,6 +33,19 @@ def test_entries_files_and_bytes(tmp_path, monkeypatch):
     assert found.writable
     assert found.chosen_by == "TRITON_CACHE_DIR"
     assert found.changed_s < 3600  # the newest file, not the one of 1970
+
+
+def test_a_directory_that_is_too_large_to_count_is_said_to_hold_so_much_or_more(tmp_path, monkeypatch):
+    for number in range(4):
+        (tmp_path / f"{number}.cubin").write_bytes(b"x" * 2_000_000)
+    monkeypatch.setattr(triton_caches, "MAX_FILES", 3)
+    table = caches([of_triton(monkeypatch, tmp_path)])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["files"], row["MB"]) == ("3 or more", "6 or more")
+    monkeypatch.setattr(triton_caches, "MAX_FILES", 5)
+    table = caches([of_triton(monkeypatch, tmp_path)])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["files"], row["MB"]) == (4, 8.0)
 
 
 def test_a_directory_that_is_not_there_could_be_made(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """`opusmon check` as a user meets it: exit status, errors, marks in a recording."""
 
+import argparse
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,10 @@ import pytest
 from sessions import DATA
 
 from opusmon import cli
+from opusmon.checks.banks import ACCESSES, ELEMENTS, SWIZZLES
+from opusmon.checks.kv_rules import BUILDS, MASKS
+from opusmon.checks.kv_tensor import LAYOUTS
+from opusmon.cli import check
 from opusmon.recording import Recording
 
 TARGETS = Path(__file__).parents[1] / "checks" / "targets"
@@ -43,13 +49,62 @@ def test_the_help_names_every_check(capfd):
         cli.main(["check", "--help"])
     out = capfd.readouterr().out
     assert all(name in out for name in ("graph", "compile", "kv-layout", "triton", "init"))
-    assert "0 clean, 1 could not run, 2 usage, 3 problems" in out
+    assert "1 could not run, 2 usage, 3 problems" in out
+
+
+def test_what_can_be_chosen_is_what_the_checks_know():
+    """The command line names it itself, so that the checks are not loaded to print a help."""
+    parser = argparse.ArgumentParser()
+    check.arguments(parser)
+    checks = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction)).choices
+    given = {one.dest: one.choices for one in checks["kv-layout"]._actions if one.choices}
+    assert given == {
+        "layout": LAYOUTS,
+        "build": BUILDS,
+        "mask": MASKS,
+        "elem": tuple(ELEMENTS),
+        "swizzle": tuple(SWIZZLES),
+        "access": ACCESSES,
+    }
 
 
 def test_a_bucket_that_is_none_is_one_line(capfd):
     status, out, err = ran(capfd, "check", "graph", "a.py:f", "--bucket", "batch")
     assert (status, out) == (1, "")
     assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
+
+
+def test_nothing_to_check_names_no_target(capfd):
+    status, out, _ = ran(capfd, "check", "kv-layout")
+    assert status == 1
+    assert out.startswith("check kv-layout: could not run: nothing to look at")
+
+
+def test_a_traceback_is_shown_with_debug(capfd):
+    _, _, err = ran(capfd, "check", "graph", f"{TARGETS}/plain.py:broken", "--debug")
+    assert "Traceback" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mark-at", "5s"), "--mark-at says where in a recording: name it with --mark FILE"),
+        (("--mark-at", "-5s"), "--mark-at says where in a recording: name it with --mark FILE"),
+        (("--time-limit", "0"), "--time-limit 0 leaves no time"),
+        (("--time-limit", "soon"), "'soon' is not a duration"),
+    ],
+)
+def test_a_time_that_makes_no_sense_is_one_line(capfd, words, said):
+    status, out, err = ran(capfd, "check", "graph", "a.py:f", *words)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"opusmon: {said}")
+    assert err.count("\n") == 1
+
+
+def test_code_that_is_checked_has_its_own_threads(capfd, monkeypatch):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert ran(capfd, *DUMP_FREE)[0] == 0
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
 
 
 def test_a_target_that_is_not_there_could_not_run(capfd):

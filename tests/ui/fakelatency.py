@@ -227,3 +227,22 @@ def text(view, *args, **options):
 def styles_of(view, words, *args, **options):
     """Styles of the spans that hold `words`."""
     return {s for line in PANE.render(at(view, *args, **options)) for part, s in line if words in part}
+
+
+def line_with(lines, *words):
+    """The first line that holds all the words."""
+    return next((line for line in lines if all(word in line for word in words)), "")
+
+
+def after(lines, heading, label):
+    """The first line that begins with a label after the one that holds the heading."""
+    place = next(n for n, line in enumerate(lines) if heading in line)
+    return next(line for line in lines[place:] if line.startswith(f" {label}"))
+
+
+def ladder(n, step_ms=10, view=None, **changes):
+    """n requests whose first tokens came after 1, 2, ... n steps: the q-quantile is the ceil(q n)-th of them."""
+    view = view or FakeLatency()
+    for number in range(1, n + 1):
+        view.request(END - 30 * NS + number * MS, ttft_ns=number * step_ms * MS, **changes)
+    return view

@@ -232,6 +232,32 @@ async def test_help_cost_and_palette_open_and_close():
         assert it.app.screen is it.board
 
 
+@pytest.mark.parametrize(
+    ("entry", "key", "title"),
+    [
+        ("show: findings", "f", "findings"),
+        ("show: explain what moved first", "e", "what moved first"),
+        ("show: cost", "c", "what watching costs"),
+        ("show: help", "?", "help"),
+    ],
+)
+async def test_the_palette_shows_what_its_key_shows(entry, key, title):
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 75 * NS)
+        for _ in range(3):
+            await it.press("minus")
+        (found,) = [one for one in it.app.get_system_commands(it.board) if one.title == entry]
+        assert found.help == key
+        found.callback()
+        await it.pilot.pause()
+        await it.pilot.pause()
+        shown = it.lines("#sheet")[0]
+        assert title in shown
+        await it.press("escape", key)
+        await it.pilot.pause()
+        assert it.lines("#sheet")[0] == shown
+
+
 @pytest.mark.parametrize("opener", ["", "question_mark", "c", "m"])
 async def test_q_leaves_from_anywhere(opener):
     async with replay() as it:

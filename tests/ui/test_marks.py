@@ -1,4 +1,4 @@
-"""Places to jump to, over real windows: failed captures, compilations, GPU events, read bit by bit or at once."""
+"""Places to jump to, over real windows: failed captures, compilations, restarts, GPU events, read bit by bit or at once."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from opusmon.channels import BY_NAME
-from opusmon.clock import NS, Anchors
+from opusmon.clock import NS, Anchors, ManualClock
+from opusmon.recording import Recorder, Recording
 from opusmon.recording.store import Mark
 from opusmon.schema import Batch
 from opusmon.ui import marks
@@ -34,7 +35,16 @@ def events(view):
     return view
 
 
-def window_of(view, channels=("stall", "gpu_event"), keep_ns=100 * HOUR):
+def scrapes(view, seconds, restarts, engine="127.0.0.1:8000/metrics", models=("llama",), begin=START):
+    """A row a second and model; 1 in `restarts` at these seconds, none known of the first scrape."""
+    for second in range(seconds):
+        for model in models:
+            again = NAN if second == 0 else float(second in restarts)
+            view.add("engine", begin + second * NS, engine=engine, model=model, kind="vllm", restarts=again)
+    return view
+
+
+def window_of(view, channels=("stall", "gpu_event", "engine"), keep_ns=100 * HOUR):
     window = Window(view.strings, Anchors(), keep_ns=keep_ns)
     for channel in channels:
         if channel in view.channels:
@@ -128,7 +138,7 @@ def test_in_a_long_session_only_the_parts_with_such_stalls_are_read():
 
 
 def test_there_are_never_too_many(monkeypatch):
-    monkeypatch.setattr(marks, "MAX_STALLS", 7)
+    monkeypatch.setattr(marks, "MOST", 7)
     view = FakeStalls()
     for number in range(200):
         add_stall(view, START + number * 60 * NS, **JIT)
@@ -138,6 +148,70 @@ def test_there_are_never_too_many(monkeypatch):
     places = Places(window)
     for row in np.split(view.rows("stall"), 200):
         window.push(Batch(BY_NAME["stall"], row))
+        places.update()
+    assert seconds(places.update()) == newest
+
+
+def test_an_engine_that_was_restarted_is_one_mark_whatever_number_of_models_it_serves():
+    view = scrapes(FakeStalls(), 60, {7, 33}, models=("a", "b", "c"))
+    scrapes(view, 60, {34}, engine="gpu-7:8000/metrics")
+    found = Places(window_of(view)).update()
+    assert [(*seconds([place])[0], place.text, place.pane) for place in found] == [
+        (7, "restart", "engine 127.0.0.1:8000/metrics restarted", "latency"),
+        (33, "restart", "engine 127.0.0.1:8000/metrics restarted", "latency"),
+        (34, "restart", "engine gpu-7:8000/metrics restarted", "latency"),
+    ]
+    assert {place.kind for place in found} <= set(MARKS)
+
+
+def test_an_address_that_leads_to_two_engines_in_turn_has_a_mark_for_each_ten_seconds():
+    found = Places(window_of(scrapes(FakeStalls(), 25, range(1, 25)))).update()
+    assert seconds(found) == [(1, "restart"), (10, "restart"), (20, "restart")]
+    assert found[1].text == "engine 127.0.0.1:8000/metrics restarted, and 9 more in 10 s"
+
+
+def test_restarts_read_row_by_row_are_as_read_at_once():
+    view = scrapes(FakeStalls(), 300, {3, 77, 78, 79, 140, 299}, models=("a", "b"))
+    window = Window(view.strings, Anchors())
+    places = Places(window)
+    for row in np.split(view.rows("engine"), len(view.rows("engine"))):
+        window.push(Batch(BY_NAME["engine"], row))
+        places.update()
+    # Those at 77, 78 and 79 s are of the same ten seconds.
+    assert seconds(places.update()) == [(second, "restart") for second in (3, 77, 140, 299)]
+    assert places.update() == Places(window_of(view)).update()
+
+
+def test_restarts_of_a_recording_are_found_in_its_rollups(tmp_path):
+    """Two hours: the ten minutes that have one are read, and no more."""
+    view = scrapes(FakeStalls(), 7200, {1810, 6500})
+    path = tmp_path / "a.opusmon"
+    recorder = Recorder(path, strings=view.strings, clock=ManualClock(START))
+    recorder.push(Batch(BY_NAME["engine"], view.rows("engine")))
+    recorder.close()
+    with Recording.open(path) as recording:
+        window, read = Window.over(recording), []
+        query = window.query
+
+        def counted(channel, t0, t1):
+            rows = query(channel, t0, t1)
+            read.append(len(rows))
+            return rows
+
+        window.query = counted
+        assert seconds(Places(window).update()) == [(1810, "restart"), (6500, "restart")]
+        assert sorted(filter(None, read)) == [600, 600]
+
+
+def test_there_are_never_too_many_restarts(monkeypatch):
+    monkeypatch.setattr(marks, "MOST", 7)
+    view = scrapes(FakeStalls(), 3600, range(0, 3600, 60))
+    newest = [(second, "restart") for second in range(3600 - 7 * 60, 3600, 60)]
+    assert seconds(Places(window_of(view)).update()) == newest
+    window = Window(view.strings, Anchors())
+    places = Places(window)
+    for rows in np.split(view.rows("engine"), 36):
+        window.push(Batch(BY_NAME["engine"], rows))
         places.update()
     assert seconds(places.update()) == newest
 

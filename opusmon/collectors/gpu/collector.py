@@ -154,13 +154,10 @@ class GpuCollector:
         start(self._edge)
         count = self._edge.call("nvmlDeviceGetCount")
         if isinstance(count, Missing):
-            raise CollectorUnavailable(why_not(count, self._edge))
+            raise why_not(count, self._edge)
         if count == 0:
             raise CollectorUnavailable(
-                Unavailable(
-                    "the NVIDIA driver sees no GPU",
-                    "check nvidia-smi -L; in a container run it with --gpus all",
-                )
+                "the NVIDIA driver sees no GPU", "check nvidia-smi -L; in a container run it with --gpus all"
             )
         driver = self._edge.call("nvmlSystemGetDriverVersion")
         self._waiter = waiter = Waiter(Nvml(self._module), self._clock)
@@ -181,9 +178,7 @@ class GpuCollector:
         opened = [seat for seat in self._seats if seat.device.lost is None]
         if not opened:
             failed = self._seats[0].device.lost
-            raise CollectorUnavailable(
-                why_not(failed, self._edge) if failed else Unavailable("no GPU answers")
-            )
+            raise why_not(failed, self._edge) if failed else CollectorUnavailable("no GPU answers")
         return batches
 
     def _seat(self, count: int) -> None:
@@ -249,7 +244,7 @@ class GpuCollector:
         seat.job = None
         fatal = reading.codes & FACILITY_LOST
         if fatal:
-            raise CollectorUnavailable(why_not(missing(min(fatal), "NVML"), self._edge))
+            raise why_not(missing(min(fatal), "NVML"), self._edge)
         self._board.update(scope(seat.device.index), reading.missing)
         if reading.facts:
             facts = tuple(reading.facts)
@@ -278,7 +273,7 @@ class GpuCollector:
         devices = [seat.device for seat in self._seats]
         if all(device.lost is not None and device.failed_probes > 0 for device in devices):
             why = devices[0].lost
-            raise CollectorUnavailable(Unavailable("every GPU is lost", why.remedy if why else ""))
+            raise CollectorUnavailable("every GPU is lost", why.remedy if why else "")
 
     # Stale
 

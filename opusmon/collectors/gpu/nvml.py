@@ -7,7 +7,7 @@ import importlib
 import time
 from typing import Any
 
-from opusmon.collectors.base import Unavailable
+from opusmon.collectors.base import UnavailableError
 from opusmon.collectors.cost import CallCost
 from opusmon.collectors.gpu.probe import kernel_module_version
 from opusmon.collectors.missing import Missing
@@ -47,16 +47,8 @@ _WORDS = {
 }
 
 
-class CollectorUnavailable(Exception):  # noqa: N818  (a state of the host, not a fault of the program)
-    """The facility cannot be watched at all.
-
-    Attributes:
-        why: reason and remedy for the user.
-    """
-
-    def __init__(self, why: Unavailable) -> None:
-        super().__init__(why.reason)
-        self.why = why
+class CollectorUnavailable(UnavailableError):  # noqa: N818  (a state of the host, not a fault of the program)
+    """NVML cannot be used at all."""
 
 
 def missing(code: int, call: str) -> Missing:
@@ -191,17 +183,13 @@ def load() -> Any:
     try:
         module = importlib.import_module("pynvml")
     except ImportError as error:
-        raise CollectorUnavailable(
-            Unavailable(f"the Python module pynvml is missing ({error})", install)
-        ) from error
+        raise CollectorUnavailable(f"the Python module pynvml is missing ({error})", install) from error
     except SyntaxError as error:
-        raise CollectorUnavailable(
-            Unavailable("the installed pynvml does not run on this Python", install)
-        ) from error
+        raise CollectorUnavailable("the installed pynvml does not run on this Python", install) from error
     if hasattr(module, "nvmlGpmMetricsGet") and hasattr(module, "nvmlInitWithFlags"):
         return module
     reason = f"package pynvml {_shadow_version(module)} shadows nvidia-ml-py"
-    raise CollectorUnavailable(Unavailable(reason, f"pip uninstall pynvml; {install}"))
+    raise CollectorUnavailable(reason, f"pip uninstall pynvml; {install}")
 
 
 def _shadow_version(module: Any) -> str:
@@ -225,28 +213,32 @@ def start(nvml: Nvml) -> None:
     """
     failed = nvml.call("nvmlInitWithFlags", 0)
     if isinstance(failed, Missing):
-        raise CollectorUnavailable(why_not(failed, nvml))
+        raise why_not(failed, nvml)
 
 
-def why_not(failed: Missing, nvml: Nvml) -> Unavailable:
+def why_not(failed: Missing, nvml: Nvml) -> CollectorUnavailable:
     """What a failure of the whole of NVML means to the user."""
     kernel = kernel_module_version()
     if failed.code == VERSION_MISMATCH:
         library = nvml.call("nvmlSystemGetNVMLVersion")
         library = "of unknown version" if isinstance(library, Missing) else library
         reason = f"NVIDIA kernel module {kernel or 'of unknown version'}, library {library}: they differ"
-        return Unavailable(reason, "reboot, or reload the module (rmmod nvidia_uvm nvidia; modprobe nvidia)")
+        return CollectorUnavailable(
+            reason, "reboot, or reload the module (rmmod nvidia_uvm nvidia; modprobe nvidia)"
+        )
     if failed.code == DRIVER_NOT_LOADED:
-        return Unavailable("the NVIDIA driver is not loaded", "modprobe nvidia, then check with nvidia-smi")
+        return CollectorUnavailable(
+            "the NVIDIA driver is not loaded", "modprobe nvidia, then check with nvidia-smi"
+        )
     if failed.code == LIBRARY_NOT_FOUND:
-        return Unavailable(
+        return CollectorUnavailable(
             "libnvidia-ml.so.1 cannot be loaded",
             "install the NVIDIA driver; in a container run it with --gpus all",
         )
     if failed.code == NO_PERMISSION:
-        return Unavailable(
+        return CollectorUnavailable(
             "no permission to use the NVIDIA driver", "run as root, or open /dev/nvidia* to this user"
         )
     if failed.code in LOST:
-        return Unavailable(failed.reason, failed.remedy)
-    return Unavailable(failed.reason, failed.remedy or "check with nvidia-smi and dmesg")
+        return CollectorUnavailable(failed.reason, failed.remedy)
+    return CollectorUnavailable(failed.reason, failed.remedy or "check with nvidia-smi and dmesg")

@@ -131,9 +131,8 @@ class L2Collector:
         self._source = f"CUPTI {found.cuda[0]}.{found.cuda[1]} PM sampling"
         opened, refused = devices.open_devices(lib, lambda: self._cost, banks=self._banks)
         if not opened:
-            raise devices.L2Unavailable(
-                next(iter(refused.values()), Unavailable("the driver shows no GPU", "nvidia-smi"))
-            )
+            why = next(iter(refused.values()), Unavailable("the driver shows no GPU", "nvidia-smi"))
+            raise devices.L2Unavailable(why.reason, why.remedy)
         return opened, refused
 
     def _note(self, refused: dict[int, Unavailable], sampled: int) -> None:

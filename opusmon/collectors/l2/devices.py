@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from opusmon.collectors.base import Unavailable
+from opusmon.collectors.base import Unavailable, UnavailableError
 from opusmon.collectors.cost import CallCost
 from opusmon.collectors.l2 import cupti, library, metrics
 from opusmon.collectors.l2.cupti import Cupti, CuptiError, Host, Sampler
@@ -39,16 +39,8 @@ _REASONS: dict[int, tuple[str, str]] = {
 }
 
 
-class L2Unavailable(Exception):  # noqa: N818  (it reads as what happened)
-    """The hardware counters cannot be read.
-
-    Attributes:
-        why: reason and remedy.
-    """
-
-    def __init__(self, why: Unavailable) -> None:
-        super().__init__(why.reason)
-        self.why = why
+class L2Unavailable(UnavailableError):  # noqa: N818  (it reads as what happened)
+    """The hardware counters cannot be read."""
 
 
 @dataclass(slots=True)
@@ -210,16 +202,17 @@ def load(environ: dict[str, str] | None = None) -> tuple[Cupti, library.Found]:
     env.pop("CUDA_VISIBLE_DEVICES", None)
     driver = driver_version()
     if driver == (0, 0):
-        raise L2Unavailable(Unavailable("there is no CUDA driver (libcuda.so.1) here", "opusmon doctor"))
+        raise L2Unavailable("there is no CUDA driver (libcuda.so.1) here", "opusmon doctor")
     found = library.find(driver)
     if isinstance(found, Unavailable):
-        raise L2Unavailable(found)
+        raise L2Unavailable(found.reason, found.remedy)
     try:
         return Cupti(found.path), found
     except CuptiError as error:
-        raise L2Unavailable(explain(error)) from error
+        why = explain(error)
+        raise L2Unavailable(why.reason, why.remedy) from error
     except (OSError, AttributeError) as error:
-        raise L2Unavailable(Unavailable(f"{found.path} cannot be used: {error}"[:200])) from error
+        raise L2Unavailable(f"{found.path} cannot be used: {error}"[:200]) from error
 
 
 def open_devices(

@@ -3,6 +3,7 @@
 It runs on the GPU where there is one, on the CPU otherwise.
 """
 
+import math
 import random
 
 import torch
@@ -221,6 +222,20 @@ def harmless_state():
     return Logging(), (_x(),)
 
 
+class NotANumber(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.limit = math.nan
+
+    def forward(self, x):
+        y = x * 2
+        return y + 1
+
+
+def not_a_number():
+    return NotANumber(), (_x(),)
+
+
 def two():
     def fn(x):
         scale = x.amax().item()  # HERE two_item
@@ -261,3 +276,77 @@ def raises():
         return x @ x  # HERE raises
 
     return fn, (_x(),)
+
+
+def enclosed_state():
+    step = 0
+
+    def fn(x):
+        nonlocal step
+        step += 1  # HERE enclosed_state
+        return x * step
+
+    return fn, torch.ones(4)
+
+
+def enclosed_list():
+    log = []
+
+    def fn(x):
+        log.append(1)  # HERE enclosed_list
+        return x * len(log)
+
+    return fn, torch.ones(4)
+
+
+def tensor_state():
+    total = torch.zeros(4)
+
+    def fn(x):
+        return total.add_(x).clone()
+
+    return fn, torch.ones(4)
+
+
+def optimizer():
+    weight = torch.nn.Parameter(torch.ones(4))
+    adam = torch.optim.AdamW([weight])
+
+    def fn(x):
+        adam.zero_grad()
+        (weight * x).sum().backward()
+        adam.step()  # HERE optimizer
+
+    return fn, torch.ones(4)
+
+
+def lazy():
+    def fn(x):
+        yield x + 1
+
+    return fn, torch.ones(4)
+
+
+def stream():
+    def fn(x):
+        with torch.cuda.stream(torch.cuda.Stream()):  # HERE stream
+            return x + 1
+
+    return fn, torch.ones(4)
+
+
+def printed():
+    def fn(x):
+        print(x)  # HERE printed
+        return x + 1
+
+    return fn, torch.ones(4)
+
+
+def one_hot():
+    def fn(x):
+        rows = x.long()
+        known = torch.nn.functional.one_hot(rows, 4) + torch.nn.functional.one_hot(rows, num_classes=4)
+        return known, torch.nn.functional.one_hot(rows)  # HERE one_hot
+
+    return fn, torch.ones(4)

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 
 def add(a, b=1):
@@ -47,6 +49,9 @@ def exits():
 
 def hangs():
     print("said on stdout")
+    helpers = [subprocess.Popen(["sleep", "600"], start_new_session=own) for own in (False, True)]
+    pids = [os.getpid(), *(helper.pid for helper in helpers)]
+    Path(os.environ["PLAIN_PIDS"]).write_text(f"{' '.join(map(str, pids))}\n", encoding="ascii")
     time.sleep(600)
 
 
@@ -55,3 +60,20 @@ class Holder:
 
 
 VALUE = 3
+
+
+def leaves():
+    raise SystemExit("no licence")  # leaves
+
+
+def closes():
+    os.closerange(3, 100)
+    time.sleep(600)
+
+
+def single_in_three():
+    return abs, 1, 2
+
+
+def caches():
+    raise ValueError(f"{os.environ['TRITON_CACHE_DIR']} {os.environ['TORCHINDUCTOR_CACHE_DIR']}")
