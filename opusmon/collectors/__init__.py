@@ -66,12 +66,14 @@ REGISTRY: dict[str, Entry] = {
         },
         needs="base_url",
         enabled_by="opusmon --probe http://127.0.0.1:8000 --probe-model MODEL   (it spends tokens)",
+        end_s=1.0,
     ),
     "otlp": Entry(
         "opusmon.collectors.otlp:OtlpCollector",
         {"listen": str},
         needs="listen",
         enabled_by="opusmon --otlp-listen 127.0.0.1:4318   (and point an OTLP exporter at it)",
+        end_s=1.0,
     ),
     "l2": Entry(
         "opusmon.collectors.l2:L2Collector",

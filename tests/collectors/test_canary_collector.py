@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections import deque
 
 import pytest
 from hypothesis import given, settings
@@ -210,3 +211,22 @@ def test_prompts_have_the_wanted_length_and_a_head_of_their_own(tokens, per_word
     assert len(filler) == pytest.approx(max(0, (tokens - 48) / per_word), abs=0.51)
     assert not math.isnan(bound(tokens))
     assert bound(tokens) >= min(tokens, 96)
+
+
+async def test_what_ended_since_the_last_turn_is_given_out_when_it_is_stopped():
+    """Turns are 20 s apart here: without the orderly end the row would be lost."""
+    ended = asyncio.Event()
+
+    class Ended(deque):
+        def append(self, request):
+            super().append(request)
+            ended.set()
+
+    async with serving() as server:
+        source = CanaryCollector(StringTable(), SystemClock(), 20 * NS, base_url=server.url, model="m")
+        source._ended = Ended()
+        task = asyncio.create_task(rows_of(source, 99))
+        await asyncio.wait_for(ended.wait(), 15)
+        source.stop()
+        (row,) = await task
+    assert (row["source"], row["outcome"]) == ("canary", "ok")

@@ -68,8 +68,8 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(listen="127.0.0.1:0"):
-    one = Running(OtlpCollector(StringTable(), CLOCK, 250_000_000, listen=listen, hold_s=0.25))
+async def running(listen="127.0.0.1:0", interval_ns=250_000_000, hold_s=0.25):
+    one = Running(OtlpCollector(StringTable(), CLOCK, interval_ns, listen=listen, hold_s=hold_s))
     task = asyncio.create_task(one.read())
     try:
         await one.until(lambda one: one.status or task.done())
@@ -302,6 +302,16 @@ async def test_an_event_of_claude_code_becomes_a_row():
     assert (row["output_tokens"], row["cache_read_tokens"], row["cache_write_tokens"]) == (1200, 84562, 7096)
     assert math.isnan(row["ttft_ns"])
     assert math.isnan(row["tpot_ns"])
+
+
+async def test_what_is_held_is_given_out_when_it_is_stopped():
+    """Turns and others of the same request are waited for longer than a test lasts."""
+    async with running(interval_ns=60_000_000_000, hold_s=600) as one:
+        await one.post("/v1/logs", logs(("claude_code.api_request", {**ASKED, "request_id": "req_a"})))
+        assert one.rows == []
+        one.source.stop()
+        await one.until(lambda one: one.rows)
+    assert [row["id"] for row in one.rows] == ["req_a"]
 
 
 async def test_a_span_and_events_of_one_request_make_one_row(monkeypatch):

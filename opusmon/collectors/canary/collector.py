@@ -83,6 +83,7 @@ class CanaryCollector:
         self._most_tokens = bound(prompt_tokens) + max_tokens
         self._number = self._skipped = 0
         self._error: BaseException | None = None
+        self._stop = asyncio.Event()
 
     @classmethod
     def probe(cls) -> Unavailable | None:
@@ -91,8 +92,12 @@ class CanaryCollector:
             return Unavailable("the anthropic package is not installed", "pip install 'anthropic>=2'")
         return None
 
+    def stop(self) -> None:
+        """End `batches` now, after the rows of requests that have ended; one still in flight is given up."""
+        self._stop.set()
+
     async def batches(self) -> AsyncIterator[Batch]:
-        """Rows of its channels until closed.
+        """Rows of its channels until stopped or closed.
 
         Raises:
             CanaryRefused: the configuration is not one to run with.
@@ -108,7 +113,7 @@ class CanaryCollector:
         meter = CostMeter(self.name, self._clock, COST_NS, self._interval_ns)
         sender = asyncio.create_task(self._send(client))
         try:
-            async for tick in every(self._interval_ns, self._clock):
+            async for tick in every(self._interval_ns, self._clock, self._stop):
                 meter.late += tick.late
                 if sender.done():
                     sender.result()
@@ -116,6 +121,8 @@ class CanaryCollector:
                     yield batch
                 if spent := meter.due([self], self.strings):
                     yield spent
+            for batch in self._turn(client):
+                yield batch
         finally:
             for task in (sender, *self._running):
                 task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
@@ -73,6 +74,7 @@ class OtlpCollector:
         self._keeper = Keeper()
         self._notes = Notes(self.name)
         self._number = 0
+        self._stop = asyncio.Event()
 
     @classmethod
     def probe(cls) -> Unavailable | None:
@@ -81,8 +83,12 @@ class OtlpCollector:
             return Unavailable("the aiohttp package is not installed", "pip install 'aiohttp>=3.9'")
         return None
 
+    def stop(self) -> None:
+        """End `batches` now; what was held for others of the same request comes as it is."""
+        self._stop.set()
+
     async def batches(self) -> AsyncIterator[Batch]:
-        """Rows of its channels until closed.
+        """Rows of its channels until stopped or closed.
 
         Raises:
             OtlpUnavailable: it cannot listen there.
@@ -94,13 +100,16 @@ class OtlpCollector:
         try:
             self.address = receiver.listen.text
             meter = CostMeter(self.name, self._clock, COST_NS, self._interval_ns)
-            async for tick in every(self._interval_ns, self._clock):
+            async for tick in every(self._interval_ns, self._clock, self._stop):
                 meter.late += tick.late
                 self._read_clocks()
                 for batch in self._turn(receiver):
                     yield batch
                 if spent := meter.due([receiver], self.strings):
                     yield spent
+            self._pairs.release()
+            for batch in self._turn(receiver):
+                yield batch
         finally:
             self.address = ""
             await receiver.close()

@@ -51,11 +51,19 @@ class Pairs:
     def due(self, now: int) -> list[Request]:
         """The requests that are complete at `now`."""
         while self._held and now - next(iter(self._held.values()))[0] >= self._hold_ns:
-            key, (_, one) = self._held.popitem(last=False)
-            self._ready.append(one.request)
-            self._remember(key)
+            self._release_oldest()
         ready, self._ready = self._ready, []
         return ready
+
+    def release(self) -> None:
+        """Wait for no others: all that is held is due."""
+        while self._held:
+            self._release_oldest()
+
+    def _release_oldest(self) -> None:
+        key, (_, one) = self._held.popitem(last=False)
+        self._ready.append(one.request)
+        self._remember(key)
 
     def __len__(self) -> int:
         return len(self._held) + len(self._ready)
