@@ -211,7 +211,7 @@ def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
             what = "results carry gradients, and graphs for the backward pass are made too"
             change = "for inference call it under torch.no_grad() or torch.inference_mode()"
             result.problems.append(Problem("gradients", what, change=change, level="note"))
-    columns = ("inputs", "dtype", "max abs difference", "max rel difference", "within tolerance")
+    columns = ("inputs", "dtype", "max_abs_difference", "max_rel_difference", "within_tolerance")
     if rows:
         result.tables.append(Table("results, compiled against eager", columns, tuple(rows)))
 
@@ -258,9 +258,10 @@ def _times(
                 facts: dict[str, Value] = {"eager_ms": eager.median_ms, "ms": own.median_ms}
                 result.problems.append(Problem("slower", what, level="note", facts=facts))
         rows.append(tuple(row))
-    columns = ["inputs", "eager ms", "spread"]
+    columns = ["inputs", "eager_ms", "eager_spread_ms"]
     for way, _ in ways:
-        columns += [f"{way} ms", "spread", "times faster"]
+        name = way.replace(" ", "_")
+        columns += [f"{name}_ms", f"{name}_spread_ms", f"{name}_times_faster"]
     clock = "CUDA events" if gpu else "wall clock"
     return Table(
         f"time of a call ({clock}, medians; the spread is between quartiles)", tuple(columns), tuple(rows)

@@ -179,7 +179,7 @@ def table(operators: Sequence[Operator]) -> Table:
     """What they are and how they did."""
     return Table(
         "custom operators that were called",
-        ("operator", "calls", "fake", "declares writes to", "opcheck"),
+        ("operator", "calls", "fake", "declares_writes_to", "opcheck"),
         tuple(
             (
                 operator.name,

@@ -161,7 +161,7 @@ def trace_table(run: Run, graphs: Sequence[Graph]) -> Table:
                 len(call.recompiles),
             )
         )
-    columns = ("inputs", "new graphs", "operations", "dynamic sizes", "breaks", "recompiles")
+    columns = ("inputs", "new_graphs", "operations", "dynamic_sizes", "breaks", "recompiles")
     return Table("traced with dynamo, in this order", columns, tuple(rows))
 
 
@@ -171,7 +171,7 @@ def compile_table(run: Run, title: str) -> Table:
         (_label(call), call.seconds, call.kernels, call.external_calls, len(call.recompiles))
         for call in run.calls
     )
-    return Table(title, ("inputs", "call s", "kernels", "external calls", "recompiles"), rows)
+    return Table(title, ("inputs", "call_s", "kernels", "external_calls", "recompiles"), rows)
 
 
 def _label(call: Call) -> str:

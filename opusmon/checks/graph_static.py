@@ -134,7 +134,7 @@ def _each_once(problems: Sequence[Problem]) -> list[Problem]:
 def _allocations(counts: Sequence[tuple[str, int, int]], result: Result) -> None:
     """What a call allocates: of no harm to a graph, but it says how large the graph's pool will be."""
     if len(counts) > 1:
-        columns = ("inputs", "new tensors", "bytes")
+        columns = ("inputs", "new_tensors", "bytes")
         result.tables.append(Table("allocated by torch's allocator in a call", columns, tuple(counts)))
         return
     _, tensors_made, size_b = counts[0]

@@ -17,7 +17,7 @@ from opusmon.checks.result import Table, Value
 MOST_HANGS = 3
 """A scenario that has hung this often is not repeated: each costs the whole limit."""
 
-_COLUMNS = ("scenario", "loading", "mode", "who", "outcome", "n", "of", "all inside", "median ms")
+_COLUMNS = ("scenario", "loading", "mode", "who", "outcome", "n", "of", "all_inside", "median_ms")
 _EXPECTED = {"safe": "must work", "init": "must work", "unsafe": "what it is"}
 
 
@@ -192,4 +192,4 @@ class Costs:
             (step, loading or "-", median(values), min(values), max(values), len(values))
             for (step, loading), values in self.ms.items()
         )
-        return Table(title, ("step", "loading", "median ms", "min ms", "max ms", "n"), rows)
+        return Table(title, ("step", "loading", "median_ms", "min_ms", "max_ms", "n"), rows)

@@ -80,7 +80,7 @@ def _problem(problem: Problem, width: int) -> Iterator[str]:
 
 def _table(table: Table, columns: int | None) -> Iterator[str]:
     """Rows below their columns; where these are wider than the terminal, each row as a paragraph."""
-    names = [printable(name) for name in table.columns]
+    names = [printable(name.replace("_", " ")) for name in table.columns]
     rows = [[_cell(value) for value in row] for row in table.rows]
     numeric = [
         all(isinstance(row[place], int | float) or row[place] is None for row in table.rows)

@@ -54,7 +54,13 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows for people and programs; every row has one value per column."""
+    """Rows for people and programs; every row has one value per column.
+
+    Attributes:
+        title: for people.
+        columns: names for programs, each once, with its unit, as `eager_ms`; people read spaces in them.
+        rows: shape (n, columns).
+    """
 
     title: str
     columns: tuple[str, ...]

@@ -22,8 +22,8 @@ WINDOWS = 2
 COUNT_S = 8.0
 """Longest that it runs for them."""
 
-_COLUMNS = ("elem", "swizzle", "access", "B/lane", "wavefronts", "ideal", "conflicts")
-_MEASURED = ("measured conflicts", "measured cycles", "ns")
+_COLUMNS = ("elem", "swizzle", "access", "width_b", "wavefronts", "ideal", "conflicts")
+_MEASURED = ("measured_conflicts", "measured_cycles", "ns")
 
 
 @dataclass(slots=True)

@@ -22,18 +22,18 @@ WARM = "filled cache directory, new process (a restarted worker)"
 
 _PAYS = (
     "bucket",
-    "first ms",
-    "steady ms",
-    "pays ms",
+    "first_ms",
+    "steady_ms",
+    "pays_ms",
     "compiled",
-    "from cache",
-    "compile ms",
+    "from_cache",
+    "compile_ms",
     "loads",
-    "load ms",
-    "launcher ms",
+    "load_ms",
+    "launcher_ms",
     "tuned",
-    "autotune ms",
-    "rest ms",
+    "autotune_ms",
+    "rest_ms",
 )
 _COMPILATIONS = (
     "kernel",
@@ -44,23 +44,23 @@ _COMPILATIONS = (
     "why",
     "cached",
     "ms",
-    "frontend ms",
-    "lowering ms",
-    "ptxas ms",
-    "after restart ms",
+    "frontend_ms",
+    "lowering_ms",
+    "ptxas_ms",
+    "after_restart_ms",
 )
 _TUNES = ("kernel", "launched", "bucket", "key", "configs", "ms", "best", "cached")
 _CACHES = (
     "cache",
     "directory",
-    "named by",
+    "named_by",
     "exists",
     "entries",
     "files",
-    "MB",
+    "size_mb",
     "writable",
     "filesystem",
-    "last change",
+    "last_change",
 )
 
 

@@ -70,6 +70,7 @@ def fact(result: Result, name: str):
 
 def rows(result: Result, title: str) -> list[dict[str, object]]:
     (table,) = [table for table in result.tables if table.title.startswith(title)]
+    assert len(set(table.columns)) == len(table.columns)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
@@ -135,14 +136,14 @@ def test_a_second_size_recompiles_once_and_makes_the_size_dynamic(traced_only):
     assert (problem.facts["recompiles"], problem.facts["inputs"]) == (1, "batch=4")
     table = rows(result, "traced")
     assert [row["inputs"] for row in table][2:4] == ["batch=8", "batch=2, again"]
-    assert [row["dynamic sizes"] for row in table] == [False, True, None, None, None, None]
+    assert [row["dynamic_sizes"] for row in table] == [False, True, None, None, None, None]
     assert [row["recompiles"] for row in table] == [0, 1, 0, 0, 0, 0]
 
 
 def test_marked_inputs_keep_their_marks_and_need_one_graph(traced_only):
     result = checked("compiled_recompiles.py:marked", batch=[2, 4])
     assert result.problems == []
-    assert [row["dynamic sizes"] for row in rows(result, "traced")] == [True, None, None, None]
+    assert [row["dynamic_sizes"] for row in rows(result, "traced")] == [True, None, None, None]
 
 
 def test_inputs_keep_their_strides(traced_only):
@@ -193,7 +194,7 @@ def test_of_three_operators_the_two_wrong_ones_are_named_each_with_its_fault():
 def test_right_operators_are_clean_and_those_not_called_are_said_to_be(traced_only):
     result = checked("compiled_ops.py:clean")
     assert result.problems == []
-    assert {row["operator"]: row["declares writes to"] for row in rows(result, "custom operators")} == {
+    assert {row["operator"]: row["declares_writes_to"] for row in rows(result, "custom operators")} == {
         "planted::writes": "out",
         "planted::right": "nothing",
     }
@@ -223,12 +224,12 @@ def test_a_pointwise_chain_after_a_matmul_is_one_kernel_and_one_call_of_a_librar
     assert found(result) == []
     assert (fact(result, "operations"), fact(result, "kernels"), fact(result, "external_calls")) == (4, 1, 1)
     first, again = rows(result, "compiled with inductor")
-    assert first["call s"] > again["call s"]
+    assert first["call_s"] > again["call_s"]
     assert again["kernels"] == 0
     (row,) = rows(result, "results")
-    assert (row["dtype"], row["within tolerance"]) == ("float32", True)
+    assert (row["dtype"], row["within_tolerance"]) == ("float32", True)
     (row,) = rows(result, "time of a call")
-    assert row["times faster"] == pytest.approx(row["eager ms"] / row["compiled ms"])
+    assert row["compiled_times_faster"] == pytest.approx(row["eager_ms"] / row["compiled_ms"])
     assert any("CUDA Graphs" in missing.what for missing in result.not_measured)
 
 
@@ -248,7 +249,7 @@ def test_chance_is_no_difference():
 def test_inputs_that_are_written_to_start_anew_for_each_comparison():
     result = checked("compiled_results.py:writes_to_its_input")
     assert found(result) == []
-    assert rows(result, "results")[0]["max abs difference"] == 0
+    assert rows(result, "results")[0]["max_abs_difference"] == 0
 
 
 def test_results_with_gradients_are_noted():

@@ -80,8 +80,8 @@ def test_plain_initialisation_by_many_threads_works_every_time(measured):
 
 
 def test_threads_are_in_the_driver_at_one_moment_in_most_races(measured):
-    table = next(table for table in measured.tables if "all inside" in table.columns)
-    place, of = table.columns.index("all inside"), table.columns.index("of")
+    table = next(table for table in measured.tables if "all_inside" in table.columns)
+    place, of = table.columns.index("all_inside"), table.columns.index("of")
     races = [row for row in table.rows if row[0] in ("init-race", "free0-race", "malloc-race")]
     assert races
     assert sum(row[place] for row in races) >= 0.9 * sum(row[of] for row in races)

@@ -113,15 +113,15 @@ def test_the_hardware_counts_what_was_worked_out():
     assert "measured on" in result.basis
     why = {one.what: one.why for one in result.not_measured}
     column = table.columns.index
-    counted = [row for row in table.rows if row[column("measured conflicts")] is not None]
+    counted = [row for row in table.rows if row[column("measured_conflicts")] is not None]
     if not counted:
         assert why["conflicts by the hardware counter"]
         pytest.skip(f"no counter: {why['conflicts by the hardware counter']}")
     # Loads of up to 4 bytes a lane: a conflict is a wavefront beyond the first, with nothing to argue about.
-    narrow = [row for row in counted if row[column("B/lane")] <= 4]
+    narrow = [row for row in counted if row[column("width_b")] <= 4]
     assert narrow
     for row in narrow:
-        assert row[column("measured conflicts")] == pytest.approx(row[column("conflicts")], rel=0.05, abs=0.1)
+        assert row[column("measured_conflicts")] == pytest.approx(row[column("conflicts")], rel=0.05, abs=0.1)
 
 
 def test_the_line_and_the_address_of_a_cache_on_the_gpu_are_known(tmp_path):

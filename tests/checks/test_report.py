@@ -23,7 +23,7 @@ def test_all_of_a_result():
         "measured on NVIDIA H200",
         [PROBLEM, Problem("lazy_load", "is loaded at first use", level="note")],
         [Fact("replay_ms", 0.31, "replay 0.31 ms")],
-        [Table("times", ("bucket", "ms"), (("batch=1", 0.5), ("batch=16", None)))],
+        [Table("times", ("bucket", "replay_ms"), (("batch=1", 0.5), ("batch=16", None)))],
         [Missing("bank conflicts", "no counter")],
     )
     assert as_text(result) == (
@@ -41,9 +41,9 @@ def test_all_of_a_result():
         "   - replay 0.31 ms\n"
         "\n"
         "times\n"
-        "   bucket     ms\n"
-        "   batch=1   0.5\n"
-        "   batch=16   --\n"
+        "   bucket    replay ms\n"
+        "   batch=1         0.5\n"
+        "   batch=16         --\n"
         "\n"
         "   not measured: bank conflicts: no counter\n"
     )

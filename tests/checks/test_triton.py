@@ -80,13 +80,13 @@ def test_the_same_specialisation_is_no_problem_and_the_first_one_a_note(every_re
 def test_a_restarted_worker_takes_the_kernels_from_the_directory(every_reason):
     rows = table(every_reason, "JIT compilation")
     assert [row["cached"] for row in rows] == [False] * 7
-    assert all(row["after restart ms"] < row["ms"] for row in rows[1:])
+    assert all(row["after_restart_ms"] < row["ms"] for row in rows[1:])
     assert not any(problem.kind == "cache_miss" for problem in every_reason.problems)
 
 
 def test_stages_of_a_compilation_add_up(every_reason):
     for row in table(every_reason, "JIT compilation"):
-        parts = row["frontend ms"] + row["lowering ms"] + row["ptxas ms"]
+        parts = row["frontend_ms"] + row["lowering_ms"] + row["ptxas_ms"]
         assert 0 < parts <= row["ms"]
 
 
@@ -95,14 +95,14 @@ def test_what_each_first_call_pays(every_reason):
     assert [row["compiled"] for row in rows] == [1, 0, 1, 1, 1, 1, 1, 1]
     again = table(every_reason, "what first calls pay: filled")
     assert [row["compiled"] for row in again] == [0] * 8
-    assert [row["from cache"] for row in again] == [1, 0, 1, 1, 1, 1, 1, 1]
+    assert [row["from_cache"] for row in again] == [1, 0, 1, 1, 1, 1, 1, 1]
     for row in (*rows, *again):
-        assert row["pays ms"] == pytest.approx(row["first ms"] - row["steady ms"])
-        parts = row["compile ms"] + row["load ms"] + row["launcher ms"] + row["autotune ms"]
-        assert row["pays ms"] == pytest.approx(parts + row["rest ms"])
-        assert row["compile ms"] <= row["first ms"]
+        assert row["pays_ms"] == pytest.approx(row["first_ms"] - row["steady_ms"])
+        parts = row["compile_ms"] + row["load_ms"] + row["launcher_ms"] + row["autotune_ms"]
+        assert row["pays_ms"] == pytest.approx(parts + row["rest_ms"])
+        assert row["compile_ms"] <= row["first_ms"]
     (paid,) = [fact.value for fact in every_reason.facts if fact.name == "first_calls_cold_ms"]
-    assert paid == pytest.approx(sum(row["pays ms"] for row in rows))
+    assert paid == pytest.approx(sum(row["pays_ms"] for row in rows))
 
 
 def test_the_basis_says_that_there_was_no_gpu(every_reason):
@@ -204,7 +204,7 @@ def test_the_users_caches_are_left_alone(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     assert any("sets a cache directory" in fact.text for fact in result.facts)
     (row,) = [row for row in table(result, "cache directories") if row["cache"] == "Triton"]
-    assert (row["directory"], row["exists"], row["named by"]) == (str(own), False, "TRITON_CACHE_DIR")
+    assert (row["directory"], row["exists"], row["named_by"]) == (str(own), False, "TRITON_CACHE_DIR")
 
 
 def test_the_child_has_a_directory_that_goes_with_it_and_tells_its_stages(tmp_path, monkeypatch):

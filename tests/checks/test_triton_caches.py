@@ -41,11 +41,11 @@ def test_a_directory_that_is_too_large_to_count_is_said_to_hold_so_much_or_more(
     monkeypatch.setattr(triton_caches, "MAX_FILES", 3)
     table = caches([of_triton(monkeypatch, tmp_path)])
     row = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (row["files"], row["MB"]) == ("3 or more", "6 or more")
+    assert (row["files"], row["size_mb"]) == ("3 or more", "6 or more")
     monkeypatch.setattr(triton_caches, "MAX_FILES", 5)
     table = caches([of_triton(monkeypatch, tmp_path)])
     row = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (row["files"], row["MB"]) == (4, 8.0)
+    assert (row["files"], row["size_mb"]) == (4, 8.0)
 
 
 def test_a_directory_that_is_not_there_could_be_made(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_every_reason_with_its_line_and_its_loads():
     again = table(result, "what first calls pay: filled cache directory")
     assert [row["loads"] for row in again] == [1, 0, 1, 1, 1, 1, 1, 1]  # a load is no compilation spared
     assert [row["compiled"] for row in again] == [0] * 8
-    assert sum(row["compile ms"] for row in again) < sum(row["compile ms"] for row in rows)
+    assert sum(row["compile_ms"] for row in again) < sum(row["compile_ms"] for row in rows)
 
 
 def test_autotuning_of_each_key():
