@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 APP = "opusmon"
@@ -74,3 +76,28 @@ def is_network(kind: str) -> bool:
     FUSE counts, except for container overlays.
     """
     return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind != "fuse.fuse-overlayfs")
+
+
+def mounts_of(mountinfo: str) -> Iterator[tuple[str, str]]:
+    """Mount point, as it is written there, and filesystem type of each line of /proc/self/mountinfo (proc(5))."""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        columns, kinds = left.split(), right.split()
+        if len(columns) >= 5 and kinds:
+            yield columns[4], kinds[0]
+
+
+def filesystem_at(path: Path, mounts: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Mount point and type of the filesystem that an absolute path lies on; "" twice where none holds it.
+
+    Args:
+        path: as it is, links in it followed.
+        mounts: mount points, blanks and the like in octal as the kernel writes them, and types, in its order.
+    """
+    best, kind = "", ""
+    for written, name in mounts:
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), written)
+        # Of two mounts on one point the later one covers the other.
+        if len(point) >= len(best) and path.is_relative_to(point):
+            best, kind = point, name
+    return best, kind

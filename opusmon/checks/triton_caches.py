@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from opusmon.paths import filesystem_at, mounts_of
+
 MAX_FILES = 500_000
 """A directory is counted up to here."""
 
@@ -109,17 +111,9 @@ def _count(path: Path) -> tuple[int, int, int, float | None]:
 
 def filesystem(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
     """`ext4 on /`: the type and mount point of the filesystem a path lies on, by proc(5); "" where unknown."""
-    real = os.path.realpath(path)
     try:
-        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+        mountinfo = Path(mounts).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    best, found = "", ""
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), left.split(" ")[4])
-        below = real == point or real.startswith(point.rstrip("/") + "/")
-        # Of mounts on one point the last one is seen.
-        if below and len(point) >= len(best):
-            best, found = point, f"{right.split(' ')[0]} on {point}"
-    return found
+    point, kind = filesystem_at(Path(os.path.realpath(path)), mounts_of(mountinfo))
+    return f"{kind} on {point}" if kind else ""

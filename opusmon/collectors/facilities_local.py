@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from opusmon.collectors.facility import Facility, Host, State
-from opusmon.paths import is_network
+from opusmon.paths import filesystem_at, is_network
 from opusmon.times import format_duration
 
 RECORDING = ("recording",)
@@ -208,13 +208,6 @@ def _shown(host: Host, place: Path) -> str:
 
 
 def _filesystem(host: Host, folder: str) -> str:
-    """Type of the filesystem that holds a path: of the mount with the longest matching mount point."""
-    best, kind = "", ""
-    for line in (host.text("/proc/self/mounts") or "").splitlines():
-        parts = line.split(" ")
-        if len(parts) < 3:
-            continue
-        point = parts[1].replace("\\040", " ").rstrip("/")
-        if f"{folder}/".startswith(f"{point}/") and len(point) >= len(best):
-            best, kind = point, parts[2]
-    return kind
+    """Type of the filesystem that holds a path."""
+    lines = (line.split(" ") for line in (host.text("/proc/self/mounts") or "").splitlines())
+    return filesystem_at(Path(folder), ((parts[1], parts[2]) for parts in lines if len(parts) >= 3))[1]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from opusmon.paths import is_network
+from opusmon.paths import filesystem_at, is_network, mounts_of
 from opusmon.schema import MAX_TEXT_CHARS
 
 APPLICATION_ID = 0x6F707573
@@ -239,17 +239,7 @@ def network_warning(path: Path) -> str:
 
 def filesystem_type(folder: Path, mountinfo: str) -> str:
     """Type of the filesystem that holds an absolute folder, from the text of /proc/self/mountinfo (proc(5))."""
-    best, kind = -1, ""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        columns = left.split()
-        if len(columns) < 5 or not right.split():
-            continue
-        point = columns[4].replace("\\040", " ")
-        # Of two mounts on one point the later one covers the other.
-        if len(point) >= best and folder.is_relative_to(point):
-            best, kind = len(point), right.split()[0]
-    return kind
+    return filesystem_at(folder, mounts_of(mountinfo))[1]
 
 
 def _make_folder(folder: Path) -> None:
