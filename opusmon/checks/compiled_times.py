@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,13 +13,7 @@ from torch.utils._pytree import tree_map_only
 from opusmon.checks.compiled_inputs import fresh, in_eager, tensors
 from opusmon.checks.differences import Difference, difference
 from opusmon.checks.target import Case
-
-BUDGET_S = 0.5
-"""How long one way to call is timed."""
-
-MIN_CALLS = 5
-MAX_CALLS = 200
-WARM_CALLS = 3
+from opusmon.checks.timing import Times, on_gpu, on_host
 
 
 def apart(came_out: Any, expected: Any) -> Difference:
@@ -66,22 +58,6 @@ def _double(values: Any) -> Any:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Of single calls, each begun when the device was idle.
-
-    Attributes:
-        median_ms: of the calls.
-        low_ms, high_ms: quartiles.
-        calls: how many.
-    """
-
-    median_ms: float
-    low_ms: float
-    high_ms: float
-    calls: int
-
-
 def times(case: Case, fn: Callable[..., Any], *, gpu: bool, step: Callable[[], None] = lambda: None) -> Times:
     """Time calls after a warm-up: wall clock on the CPU, CUDA events on a GPU.
 
@@ -92,40 +68,17 @@ def times(case: Case, fn: Callable[..., Any], *, gpu: bool, step: Callable[[], N
         step: done before each call, not timed.
     """
     args, kwargs = fresh(case)
-    once = _events_ms if gpu else _wall_ms
-    taken: list[float] = []
-    until_s = time.perf_counter() + BUDGET_S
-    for number in range(WARM_CALLS + MAX_CALLS):
-        step()
-        ms = once(lambda: fn(*args, **kwargs))
-        if number >= WARM_CALLS:
-            taken.append(ms)
-        if len(taken) >= MIN_CALLS and time.perf_counter() > until_s:
-            break
-    low, median, high = statistics.quantiles(taken, n=4, method="inclusive")
-    return Times(median, low, high, len(taken))
+
+    def call() -> Any:
+        return fn(*args, **kwargs)
+
+    return on_gpu(call, step)[1] if gpu else on_host(call, step)
 
 
 def eager_times(case: Case, *, gpu: bool) -> Times:
     """The same, uncompiled."""
     with in_eager():
         return times(case, case.fn, gpu=gpu)
-
-
-def _wall_ms(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
-
-
-def _events_ms(call: Callable[[], Any]) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
 
 
 def needs_grad(came_out: Any) -> bool:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -33,16 +32,12 @@ from opusmon.checks.graph_watch import Driver, Watch
 from opusmon.checks.graph_words import code_of, kind_of, problem, said
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value
 from opusmon.checks.target import Case, cases, load
+from opusmon.checks.timing import on_gpu
 from opusmon.checks.where import NOWHERE, of_error
 from opusmon.checks.worker import Say
 
 WARM_UPS = 3
 """Calls before a capture, on a side stream, as the notes on CUDA Graphs in torch's documentation have it."""
-
-TIMED = 50
-"""Calls that are timed, after WARM_UPS that are not; fewer when that takes longer than TIMED_S."""
-
-TIMED_S = 2.0
 
 Row = tuple[Value, ...]
 """Of a table."""
@@ -247,16 +242,16 @@ def _timed_both(case: Case, captured: Captured) -> Row:
     mutates = not _equal(kept, case.call)
     restore(kept)
     again: Callable[[], None] = (lambda: restore(kept)) if mutates else (lambda: None)
-    eager_ms, eager_gpu_ms = _timed(case.call, again)
-    replay_ms, replay_gpu_ms = _timed(captured.graph.replay, again)
+    eager, eager_gpu = on_gpu(case.call, again)
+    replay, replay_gpu = on_gpu(captured.graph.replay, again)
     return (
         case.name,
         captured.ms,
-        eager_ms,
-        replay_ms,
-        eager_gpu_ms,
-        replay_gpu_ms,
-        eager_ms / replay_ms,
+        eager.median_ms,
+        replay.median_ms,
+        eager_gpu.median_ms,
+        replay_gpu.median_ms,
+        eager.median_ms / replay.median_ms,
         captured.pool_b / 2**20,
     )
 
@@ -268,29 +263,6 @@ def _equal(kept: Values, call: Callable[[], Any]) -> bool:
     return difference(
         *([(str(place), pair[side]) for place, pair in enumerate(kept)] for side in (0, 1)), by_largest=True
     ).same
-
-
-def _timed(call: Callable[[], Any], again: Callable[[], None]) -> tuple[float, float]:
-    """Medians of the time until the GPU is done and of that between two events, ms."""
-    for _ in range(WARM_UPS):
-        again()
-        call()
-    torch.cuda.synchronize()
-    walls: list[float] = []
-    spans: list[float] = []
-    until = time.perf_counter() + TIMED_S
-    while len(walls) < TIMED and (len(walls) < WARM_UPS or time.perf_counter() < until):
-        again()
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        first.record()
-        call()
-        last.record()
-        torch.cuda.synchronize()
-        walls.append((time.perf_counter() - start) * 1e3)
-        spans.append(first.elapsed_time(last))
-    return median(walls), median(spans)
 
 
 def _compared(case: Case, captured: Captured, found: Sequence[Case], result: Result) -> list[Row]:

@@ -15,9 +15,10 @@ with warnings.catch_warnings():
 
     from opusmon.checks.compiled import _apart
     from opusmon.checks.compiled_inputs import fresh_values
-    from opusmon.checks.compiled_times import Times, against_float64, times
+    from opusmon.checks.compiled_times import against_float64, times
     from opusmon.checks.differences import Difference
     from opusmon.checks.target import Case
+    from opusmon.checks.timing import Times
 
 
 def test_rounding_that_is_no_worse_than_eagers_is_a_note():
@@ -69,7 +70,7 @@ def test_times_are_of_calls_after_the_warm_up(monkeypatch):
             next(clock)
 
     # A clock that a call moves on by 1 s, and by 100 s while it warms up.
-    monkeypatch.setattr("opusmon.checks.compiled_times.time.perf_counter", lambda: next(clock) * 1.0)
+    monkeypatch.setattr("opusmon.checks.timing.time.perf_counter", lambda: next(clock) * 1.0)
     found = times(Case("", advance, (), {}), advance, gpu=False)
     # Reading the clock takes 1 s of its own here.
     assert found == Times(2000.0, 2000.0, 2000.0, 5)
