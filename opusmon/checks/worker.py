@@ -53,9 +53,10 @@ _NO_GPU = (
     "not linked with support for cuda",
     "no NVIDIA driver",
     "No CUDA GPUs",
-    # Streams and events of a torch without CUDA, when they are made.
+    # Streams and events when they are made: of a torch without CUDA, and of one with CUDA and no GPU.
     "requires CUDA support",
     "dummy base class",
+    "no CUDA-capable device",
 )
 
 

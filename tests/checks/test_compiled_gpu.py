@@ -100,7 +100,7 @@ def test_as_many_kernels_run_as_are_reported(name):
     compiled = torch.compile(fn)
     compiled(*args)
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         compiled(*args)
         torch.cuda.synchronize()
     kernels = [event for event in seen.events() if "triton" in event.name]

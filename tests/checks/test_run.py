@@ -185,9 +185,20 @@ def test_the_traceback_is_shown_when_it_is_asked_for(capfd):
     assert 'return {}["missing"]  # raises' in capfd.readouterr().err
 
 
-def test_code_that_wants_a_gpu_is_told_to_whatever_check_it_is_given(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("Torch not compiled with CUDA enabled"),
+        # A stream, with torch 2.11 for CUDA 13.0 on an H200 host where CUDA_VISIBLE_DEVICES is empty.
+        RuntimeError(
+            "CUDA error: no CUDA-capable device is detected\nSearch for `cudaErrorNoDevice' in https://x"
+        ),
+        RuntimeError("No CUDA GPUs are available"),
+    ],
+)
+def test_code_that_wants_a_gpu_is_told_to_whatever_check_it_is_given(monkeypatch, error):
     def check(options, say):
-        raise AssertionError("Torch not compiled with CUDA enabled")
+        raise error
 
     monkeypatch.setitem(sys.modules, "a_check", SimpleNamespace(check=check))
     monkeypatch.setitem(worker.CHECKS, "compile", "a_check")
