@@ -31,19 +31,21 @@ from opusmon.triage.warmth import COLD, UNKNOWN, warmth
 def capture_aborted(scene: Scene) -> Iterator[Finding]:
     """The capture of a CUDA graph failed: with what code, and which thread and call broke it.
 
-    Every one counts: the engine goes on without that graph, or not at all.
+    Every one counts: the engine goes on without that graph, or not at all. Other threads that broke it by the same call
+    are told together where they have one name: often each is a new one.
     """
     rows = of_kinds(scene, "capture")
     rows = rows[np.nan_to_num(rows["code"]) != 0]
     levels = np.full(len(rows), FAILED, np.int8)
-    for one in bouts(scene, rows, levels, ("pid", "tid", "code", "by_tid", "by_call"), each_counts):
+    by = ("pid", "tid", "code", rows["by_tid"] == rows["tid"], "by_thread", "by_call")
+    for one in bouts(scene, rows, levels, by, each_counts):
         yield _capture_finding(scene, one)
 
 
 def _capture_finding(scene: Scene, one: Bout) -> Finding:
     row = one.rows[-1]
     subject, code = thread_name(scene, row), int(row["code"])
-    by = _culprit(scene, row)
+    by, who = _culprit(scene, one.rows)
     found = [
         Evidence("code", float(code)),
         Evidence("reason", text_of(scene, row, "reason")),
@@ -55,28 +57,74 @@ def _capture_finding(scene: Scene, one: Bout) -> Finding:
     if stack := one.stack:
         found.append(Evidence("stack", innermost(scene.text(stack))))
     times = f", {one.calls} times in {format_duration(one.span_ns)}" if one.calls > 1 else ""
+    cause, change = _capture_words(code, by, is_own=bool(row["by_tid"] == row["tid"]))
     return stall_finding(
         "capture_aborted",
-        f"{subject}: {code}{f' by {by}' if by else ''}",
+        f"{subject}: {code}{f' by {who}' if who else ''}",
         one,
         f"{subject}: graph capture failed with {code}{f', broken by {by}' if by else ''}{times}",
         tuple(found),
-        cause=f"likely {by} made a call that is not allowed while a stream captures"
-        if by
-        else "likely a call that is not allowed while a stream captures; which one was not seen",
-        next="keep that call out of captures, or capture with mode thread_local; see the calls before it (stalls pane)",
+        cause=f"likely {cause}",
+        next=change,
         is_state=False,
     )
 
 
-def _culprit(scene: Scene, row: np.void) -> str:
-    """`cuMemAlloc_v2 in thread nccl 1299`; "" where that was not seen."""
+_LINE = "`opusmon check graph` names the line"
+_OF_CODE = {
+    904: (
+        "a side stream that took part in the capture and was not joined to it again",
+        f"let the capturing stream wait for it before the capture ends; {_LINE}",
+    ),
+    905: (
+        "work that waits for a stream outside of the capture, or lets one wait for it",
+        f"let that stream join the capture first and come back to it at the end; {_LINE}",
+    ),
+    906: (
+        "work on the default stream, which waits for all others",
+        f"do the work on the capturing stream; {_LINE}",
+    ),
+}
+"""Results of a capture that mean one thing, whatever call met them: cause, and what to do."""
+
+
+def _capture_words(code: int, by: str, *, is_own: bool) -> tuple[str, str]:
+    """Cause, and what to do.
+
+    Args:
+        code: with which the capture ended.
+        by: what broke it, "" where that was not seen.
+        is_own: the capturing thread itself did.
+    """
+    if code in _OF_CODE:
+        return _OF_CODE[code]
+    if not by:
+        return (
+            "a call that is not allowed while a stream captures; which one was not seen",
+            f"see the calls before it (stalls pane); {_LINE}",
+        )
+    if is_own:
+        return f"{by}, which it may not call meanwhile", f"take that call out of the captured code; {_LINE}"
+    return (
+        f"{by}: in global mode no thread may call that while another captures",
+        "capture in mode thread_local, or keep the other thread still meanwhile; see the calls before it (stalls pane)",
+    )
+
+
+def _culprit(scene: Scene, rows: Rows) -> tuple[str, str]:
+    """`cuMemAlloc_v2 in 4 threads nccl`, and what it is called whichever threads they are; "" where that was not seen."""
+    row = rows[-1]
     if not row["by_tid"] and not row["by_call"]:
-        return ""
+        return "", ""
     call = text_of(scene, row, "by_call") or "a call"
     if not row["by_tid"]:
-        return call
-    return f"{call} in thread {text_of(scene, row, 'by_thread') or '?'} {int(row['by_tid'])}"
+        return call, call
+    if row["by_tid"] == row["tid"]:
+        own = f"{call} in the capturing thread"
+        return own, own
+    name, tids = text_of(scene, row, "by_thread") or "?", np.unique(rows["by_tid"])
+    which = f"thread {name} {tids[0]}" if len(tids) == 1 else f"{len(tids)} threads {name}"
+    return f"{call} in {which}", f"{call} in thread {name}"
 
 
 @rule("stall")

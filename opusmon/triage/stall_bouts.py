@@ -144,21 +144,24 @@ def _or_0(values: Floats) -> Floats:
     return np.where(np.isnan(values), 0.0, values)
 
 
-def bouts(scene: Scene, rows: Rows, levels: Levels, by: Sequence[str], grade: Grade) -> Iterator[Bout]:
+def bouts(
+    scene: Scene, rows: Rows, levels: Levels, by: Sequence[str | Flags], grade: Grade
+) -> Iterator[Bout]:
     """Bouts among stalls, in no particular order.
 
     Args:
         scene: what is looked at.
         rows: of channel `stall`, in time order, shape (n,).
         levels: severity of each, or `FAILED`, shape (n,).
-        by: fields; only rows that have the same values come together.
+        by: fields, or values of one's own of shape (n,); only rows that have the same values come together.
         grade: how bad a minute is.
     """
     if not len(rows):
         return
-    order = np.lexsort([rows[name] for name in reversed(by)])
+    keys = [rows[one] if isinstance(one, str) else one for one in by]
+    order = np.lexsort(keys[::-1])
     columns, levels = _Columns.of(rows[order]), levels[order]
-    firsts, ends = _minutes(columns, by)
+    firsts, ends = _minutes(columns, [key[order] for key in keys])
     sums = _sums(columns, levels, ends)
     severity = grade(sums)
     told = severity > 0
@@ -172,13 +175,13 @@ def bouts(scene: Scene, rows: Rows, levels: Levels, by: Sequence[str], grade: Gr
         yield columns.bout(scene, slice(first, last + 1), minute, int(severity[at]), float(weight[at]))
 
 
-def _minutes(columns: _Columns, by: Sequence[str]) -> tuple[Flags, Times]:
+def _minutes(columns: _Columns, keys: Sequence[np.ndarray]) -> tuple[Flags, Times]:
     """Which rows are the first of their group, and where the minute ends that begins with each row, shape (n,)."""
-    t, begun, rows = columns.t, columns.begun, columns.rows
+    t, begun = columns.t, columns.begun
     firsts = np.ones(len(t), bool)
     firsts[1:] = False
-    for name in by:
-        firsts[1:] |= rows[name][1:] != rows[name][:-1]
+    for key in keys:
+        firsts[1:] |= key[1:] != key[:-1]
     # A time axis on which the groups lie one after another.
     origin = int(begun.min())
     offset = (np.cumsum(firsts) - 1) * (int(t.max()) - origin + 2 * MINUTE_NS)

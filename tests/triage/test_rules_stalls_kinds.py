@@ -34,7 +34,7 @@ def test_an_aborted_capture_with_its_culprit(at):
     session.stall(at, **ABORT)
     session.stall(700, "capture", code=0, dur_ns=20 * MS, reason="ended")
     (finding,) = session.find("capture_aborted")
-    assert (finding.subject, finding.severity) == (f"{THREAD}: 901 by {BY}", CRIT)
+    assert (finding.subject, finding.severity) == (f"{THREAD}: 901 by cuMemAlloc_v2 in thread nccl", CRIT)
     assert seconds(finding) == (pytest.approx(at - 0.031), at)
     assert finding.title == f"{THREAD}: graph capture failed with 901, broken by {BY}"
     assert told(finding) == {
@@ -60,6 +60,47 @@ def test_a_series_of_aborts_is_one_finding_and_another_culprit_another():
     assert series.title.endswith(", 17 times in 8.03 s")
     assert single.subject == f"{THREAD}: 901"
     assert single.cause.endswith("which one was not seen")
+
+
+@pytest.mark.parametrize(
+    ("told_of", "cause", "change"),
+    [
+        ({}, "no thread may call that while another captures", "mode thread_local"),
+        ({"by_tid": TID}, "cuMemAlloc_v2 in the capturing thread", "take that call out"),
+        ({"code": 904}, "a side stream", "wait for it before the capture ends"),
+        ({"code": 905, "by_tid": TID}, "a stream outside of the capture", "join the capture first"),
+        ({"code": 906, "by_tid": TID}, "the default stream", "on the capturing stream"),
+    ],
+)
+def test_what_helps_depends_on_who_broke_the_capture_and_how(told_of, cause, change):
+    session = CudaSession()
+    session.stall(30, **{**ABORT, **told_of})
+    (finding,) = session.find("capture_aborted")
+    assert cause in finding.cause
+    assert change in finding.next
+    # Where the capturing thread itself is at fault that mode does not help.
+    assert ("thread_local" in finding.next) == (told_of == {})
+
+
+def test_threads_of_one_name_that_break_captures_are_told_together():
+    session = CudaSession()
+    for n in range(4):
+        session.stall(100 + n, **{**ABORT, "by_tid": TID + 11 + n % 3})
+    session.stall(104, **{**ABORT, "by_thread": "loader"})
+    session.stall(105, **{**ABORT, "by_tid": TID, "by_call": "cuStreamSynchronize"})
+    found = {finding.subject: finding for finding in session.find("capture_aborted")}
+    pool, loader, own = (
+        f"{THREAD}: 901 by {by}"
+        for by in (
+            "cuMemAlloc_v2 in thread nccl",
+            "cuMemAlloc_v2 in thread loader",
+            "cuStreamSynchronize in the capturing thread",
+        )
+    )
+    assert set(found) == {pool, loader, own}
+    assert (told(found[pool])["count"], told(found[pool])["by"]) == (4, "cuMemAlloc_v2 in 3 threads nccl")
+    assert told(found[loader])["by"] == f"cuMemAlloc_v2 in thread loader {TID + 11}"
+    assert found[own].title.endswith("broken by cuStreamSynchronize in the capturing thread")
 
 
 def test_captures_that_end_well_or_of_unknown_result_are_none():
