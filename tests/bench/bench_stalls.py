@@ -32,7 +32,7 @@ from opusmon.collectors.ebpf.ring import Ring
 from opusmon.collectors.ebpf.stall_maps import EVENT, RING_B, RING_PAGES, StallMaps, cflags
 from opusmon.collectors.ebpf.stall_probes import StallProbes
 from opusmon.collectors.ebpf.stall_rows import Interner, Sieve, from_event
-from opusmon.collectors.stalls import DRAIN_S, PRESSED_S, StallsCollector
+from opusmon.collectors.stalls import LOOK_S, PRESSED_S, StallsCollector
 from opusmon.schema import StringTable
 
 NS, MS = 1_000_000_000, 1_000_000
@@ -104,7 +104,7 @@ async def drained(ring: Ring, done: asyncio.Event) -> tuple[int, int]:
     sieve, interner, taken, made = Sieve(), Interner(StringTable()), 0, 0
     ticked = time.monotonic()
     while not done.is_set():
-        await asyncio.sleep(PRESSED_S if ring.pressed else DRAIN_S)
+        await asyncio.sleep(PRESSED_S if ring.pressed else LOOK_S)
         events = ring.take()
         taken += len(events)
         stalls = [from_event(event, "", "") for event in sieve.admit(events)]

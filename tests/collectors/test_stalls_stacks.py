@@ -200,6 +200,34 @@ def test_maps_serve_for_a_second(tmp_path: Path) -> None:
     assert symboliser.text(6, [0x7FFC00000010], 0) == ""
 
 
+def test_a_map_that_is_the_same_is_not_read_out_again_and_another_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(stacks, "regions", lambda text: parsed.append(text) or regions(text))
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "maps").write_bytes(MAPS)
+    symboliser = Symboliser(Scanner(tmp_path).open, tmp_path)
+    place = 0x7F2000000010
+    for t in range(4):
+        assert symboliser.text(5, [place], t * 2 * NS) == "gone.so, deleted+0x10"
+    assert len(parsed) == 1
+    # The library is unloaded, and another one takes its place.
+    (tmp_path / "5" / "maps").write_bytes(MAPS.replace(b"/tmp/gone.so", b"/tmp/new.so"))
+    assert symboliser.text(5, [place], 8 * NS) == "new.so, deleted+0x10"
+    assert len(parsed) == 2
+
+
+def test_the_texts_that_are_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "MAX_TEXTS", 3)
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "maps").write_bytes(MAPS)
+    symboliser = Symboliser(Scanner(tmp_path).open, tmp_path)
+    for n in range(20):
+        assert symboliser.text(5, [0x7F2000000010 + n], 0) == f"gone.so, deleted+{0x10 + n:#x}"
+        assert len(symboliser._maps[5].frames) <= 3
+
+
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Path) -> None:
     monkeypatch.setattr(stacks, "MAX_FILES", 3)
     opened: list[str] = []

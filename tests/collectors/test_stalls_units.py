@@ -25,6 +25,7 @@ from opusmon.collectors.ebpf.stall_cost import FILTER_NS, StallMeter
 from opusmon.collectors.ebpf.stall_notes import Sight, statements
 from opusmon.collectors.ebpf.stall_ration import Ration
 from opusmon.collectors.ebpf.stall_rows import (
+    FEW,
     MAX_TEXTS,
     MOST,
     SINGLE,
@@ -32,6 +33,7 @@ from opusmon.collectors.ebpf.stall_rows import (
     Sieve,
     Stall,
     from_event,
+    is_urgent,
     of_pids,
 )
 from opusmon.collectors.ebpf.stall_tracepoints import POINTS
@@ -188,6 +190,20 @@ def test_a_ring_is_read_round_and_round_in_bounded_batches() -> None:
     os.close(fake.fd)
 
 
+def test_a_look_leaves_the_records_in_the_ring() -> None:
+    fake = FakeRing(mmap.PAGESIZE)
+    ring = Ring(fake.fd, fake.size_b, RECORD)
+    assert len(ring.peek(9)) == 0
+    for value in range(7):
+        fake.put(value)
+    assert ring.peek(4)["t"].tolist() == [0, 1, 2, 3]
+    assert fake.consumed == 0
+    assert ring.take()["t"].tolist() == list(range(7))
+    assert (fake.consumed, len(ring.peek(9))) == (7 * 24, 0)
+    ring.close()
+    os.close(fake.fd)
+
+
 # -- folding
 
 
@@ -198,6 +214,20 @@ def events(*rows: tuple[int, int, int, int]) -> np.ndarray[Any, Any]:
         made[index]["t"], made[index]["dur"], made[index]["kind"], made[index]["tid"] = t, dur, kind, tid
         made[index]["tgid"], made[index]["comm"] = tid // 100 * 100, b"worker"
     return made
+
+
+@pytest.mark.parametrize(
+    ("kinds", "urgent"),
+    [
+        ([], False),
+        ([kernel.WAIT, kernel.OFF_CPU, kernel.RUN_QUEUE, kernel.FUTEX], False),
+        ([kernel.WAIT] * (FEW - 1), False),
+        ([kernel.WAIT] * FEW, True),
+        *(([kernel.WAIT, kind], True) for kind in (kernel.JIT, kernel.CAPTURE, kernel.INIT, kernel.TLS)),
+    ],
+)
+def test_what_is_read_at_once(kinds: list[int], urgent: bool) -> None:
+    assert is_urgent(events(*((1, 5, kind, 101) for kind in kinds))) is urgent
 
 
 def test_the_longest_of_each_thread_and_kind_stay_single() -> None:

@@ -77,7 +77,7 @@ class Ring:
 
     Attributes:
         foreign: entries of another length that were skipped; there should be none.
-        pressed: at the last `take` it was a quarter full: take again soon.
+        pressed: at the last look it was a quarter full: take soon.
     """
 
     def __init__(self, fd: int, size_b: int, record: np.dtype[Any]) -> None:
@@ -95,18 +95,26 @@ class Ring:
 
     def take(self, most: int = BATCH) -> Table:
         """Records that are ready, up to `most`, in order; the kernel may write over their place at once."""
+        records, used, foreign = self._read(most)
+        self._consumed[0] += np.uint64(used)
+        self.foreign += foreign
+        return records
+
+    def peek(self, most: int) -> Table:
+        """The same, and they stay there."""
+        return self._read(most)[0]
+
+    def _read(self, most: int) -> tuple[Table, int, int]:
+        """What `parse` gives."""
         begin = int(self._consumed[0])
         filled = int(self._produced[0]) - begin
         self._peak_b = max(self._peak_b, filled)
         self.pressed = filled * 4 >= self._size_b
         if not filled:
-            return self._none
+            return self._none, 0, 0
         at = begin % self._size_b
         span = min(filled, most * entry(self._record).itemsize)
-        records, used, foreign = parse(self._data[at : at + span], self._record)
-        self._consumed[0] = begin + used
-        self.foreign += foreign
-        return records
+        return parse(self._data[at : at + span], self._record)
 
     def peak(self) -> float:
         """The fullest it was found, as a share of its size (0 to 1)."""

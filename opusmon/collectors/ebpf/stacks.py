@@ -30,6 +30,8 @@ MAX_FILES, MAX_SYMBOLS = 48, 4_000_000
 MAX_NAME_CHARS, MAX_SYMBOL_B = 120, 2048
 MAPS_NS = 1_000_000_000
 """The map of a process serves so long."""
+MAX_TEXTS = 128
+"""Stacks of a process whose text is kept while its map stays the same; a process waits in a few places."""
 
 _SYMTAB, _DYNSYM, _FUNC, _IFUNC = 2, 11, 2, 10
 _SYMBOL = np.dtype(
@@ -210,6 +212,30 @@ def _behind_template(name: str, at: int) -> int:
     return at
 
 
+@dataclass(slots=True)
+class _Map:
+    """The map of a process.
+
+    Attributes:
+        read_at: monotonic ns.
+        text: as the kernel wrote it.
+        regions: what it says.
+        starts: first address of each.
+        frames: text of each stack that was asked for, by its addresses.
+    """
+
+    read_at: int
+    text: bytes
+    regions: list[Region]
+    starts: list[int]
+    frames: dict[tuple[int, ...], str]
+
+    @classmethod
+    def of(cls, text: bytes, now: int) -> _Map:
+        found = regions(text)
+        return cls(now, text, found, [region.start for region in found], {})
+
+
 class Symboliser:
     """Turns stacks into text. Reads files: keep it on a thread of its own.
 
@@ -222,7 +248,7 @@ class Symboliser:
         self._open = open_mapped
         self._proc = proc
         self._files: OrderedDict[tuple[str, int], Symbols | None] = OrderedDict()
-        self._maps: dict[int, tuple[int, list[Region], list[int]]] = {}
+        self._maps: dict[int, _Map] = {}
 
     def text(self, pid: int, addresses: Sequence[int], now: int) -> str:
         """Frames joined by ";", the outermost first; "" where the process has ended or there are none.
@@ -232,11 +258,16 @@ class Symboliser:
             addresses: the innermost first.
             now: monotonic ns.
         """
-        regions_of, starts = self._regions(pid, now)
-        if not addresses or not regions_of:
+        held = self._map(pid, now)
+        innermost = tuple(addresses[:MAX_FRAMES])
+        if not innermost or held is None or not held.regions:
             return ""
-        frames = [self._frame(pid, address, regions_of, starts) for address in addresses[:MAX_FRAMES]]
-        return ";".join(reversed(frames))
+        if innermost not in held.frames:
+            if len(held.frames) >= MAX_TEXTS:
+                held.frames.clear()
+            frames = [self._frame(pid, address, held) for address in innermost]
+            held.frames[innermost] = ";".join(reversed(frames))
+        return held.frames[innermost]
 
     def close(self) -> None:
         """Let go of the files."""
@@ -245,24 +276,29 @@ class Symboliser:
                 symbols.close()
         self._files.clear()
 
-    def _regions(self, pid: int, now: int) -> tuple[list[Region], list[int]]:
+    def _map(self, pid: int, now: int) -> _Map | None:
+        """The map of a process, at most a second old; None where there is none to read."""
         held = self._maps.get(pid)
-        if held is None or now - held[0] > MAPS_NS:
-            self._maps = {one: kept for one, kept in self._maps.items() if now - kept[0] <= MAPS_NS}
-            try:
-                found = regions((self._proc / str(pid) / "maps").read_bytes())
-            except OSError:
-                return [], []
-            held = (now, found, [region.start for region in found])
-            self._maps[pid] = held
-        return held[1], held[2]
+        if held is not None and now - held.read_at <= MAPS_NS:
+            return held
+        self._maps = {one: kept for one, kept in self._maps.items() if now - kept.read_at <= MAPS_NS}
+        try:
+            text = (self._proc / str(pid) / "maps").read_bytes()
+        except OSError:
+            return None
+        if held is not None and held.text == text:
+            held.read_at = now
+        else:
+            held = _Map.of(text, now)
+        self._maps[pid] = held
+        return held
 
-    def _frame(self, pid: int, address: int, regions_of: Sequence[Region], starts: Sequence[int]) -> str:
+    def _frame(self, pid: int, address: int, held: _Map) -> str:
         # A frame holds the address behind the call.
-        index = bisect_right(starts, address - 1) - 1
-        if index < 0 or address - 1 >= regions_of[index].end:
+        index = bisect_right(held.starts, address - 1) - 1
+        if index < 0 or address - 1 >= held.regions[index].end:
             return "[unknown]"
-        region = regions_of[index]
+        region = held.regions[index]
         if not region.mapped.path.startswith("/"):
             return region.mapped.path or region.label
         place = address - 1 - region.start + region.offset

@@ -19,6 +19,8 @@ SINGLE, RARE = 20, 500
 """Rows of one kind and thread in an interval that stay single: of waits and the scheduler's, of the others."""
 MOST = 4000
 """Rows in an interval at most; the shortest are dropped and counted."""
+FEW = 256
+"""So many events of the frequent kinds are not urgent."""
 MAX_TEXTS = 8_000
 """Distinct stacks and sequences in a session; the string table holds 65,536 texts of all collectors."""
 
@@ -310,6 +312,14 @@ class Interner:
             return 0
         self._long.add(words_of)
         return self._strings.intern(words_of)
+
+
+def is_urgent(events: Table) -> bool:
+    """Whether events (dtype `stall_maps.EVENT`) should be read at once: they are `FEW` or more, or one is of a rare kind.
+
+    After those a process may end, and with it the names in its stacks.
+    """
+    return len(events) >= FEW or not bool(np.isin(events["kind"], _OFTEN).all())
 
 
 def of_pids(events: Table, pids: Iterable[int]) -> Table:
