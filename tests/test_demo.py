@@ -100,6 +100,19 @@ def test_every_broken_capture_has_its_code_and_its_culprit(demo, how, code, by, 
     assert same_thread.all() if how.startswith("same") else not same_thread.any()
 
 
+def test_nvlink_figures_that_were_no_payload_are_left_out_and_it_is_said(demo):
+    """The counters of that day had the protocol in them: 259 GB/s came in while a copy went one way."""
+    rows = demo.query("l2", demo.t0 - 1, demo.t1)
+    said = demo.query("status", demo.t0 - 1, demo.t1)
+    text = demo.strings.text
+    for field in ("nvlink_rx_bps", "nvlink_tx_bps"):
+        assert np.isnan(rows[field]).all()
+        reasons = [
+            text(row["reason"]) for row in said if (text(row["channel"]), text(row["field"])) == ("l2", field)
+        ]
+        assert reasons == ["left out of this session: its counters included the protocol"]
+
+
 def test_captures_that_end_well_are_no_failures(demo):
     planted = of("capture")
     assert stalls(demo, planted, "capture")["code"].tolist() == [0] * planted["count"]
