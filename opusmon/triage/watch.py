@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from opusmon.clock import NS
 from opusmon.triage.finding import Finding, merge
-from opusmon.triage.run import PIECE_NS, rules, run_rule
+from opusmon.triage.run import rules, run_rule
 from opusmon.triage.scene import Scene, View
+from opusmon.triage.trail import Trail
 
+STEP_NS = 120 * NS
+"""How far a look goes: of a day of eight GPUs that is 45 ms, so that a key in between is answered at once."""
 KEEP = 2000
 """Findings kept, the newest ones: a night in which everything is wrong must not fill the memory."""
 
@@ -43,6 +46,7 @@ class Watch:
         spent: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._view = view
+        self._trail: Trail | None = None
         self._limits = limits
         self._by_rule: dict[str, list[Finding]] = {}
         self.findings: list[Finding] = []
@@ -52,7 +56,7 @@ class Watch:
         self._spent = spent
 
     def advance(self, t0: int, t1: int) -> bool:
-        """Look at what is new, ten minutes of it at most.
+        """Look at what is new, `STEP_NS` of it at most.
 
         Args:
             t0: start of the session, monotonic ns.
@@ -62,18 +66,17 @@ class Watch:
             Whether all up to `t1` has been looked at.
         """
         begin = t0 - 1 if self.until is None else self.until
-        end = min(t1, begin + PIECE_NS)
+        end = min(t1, begin + STEP_NS)
         if end <= begin:
             return True
         began_ns = self._spent()
+        view = self._seen_by(begin, t1)
         scenes: dict[int, Scene] = {}
         changed = False
         for one in rules().values():
             start = max(t0 - 1, begin - one.lookback_ns)
             if start not in scenes:
-                scenes[start] = Scene(
-                    self._view, start, end, *(() if self._limits is None else (self._limits,))
-                )
+                scenes[start] = Scene(view, start, end, *(() if self._limits is None else (self._limits,)))
             held = self._by_rule.get(one.name, [])
             fresh = merge(run_rule(one, scenes[start]), one.join_ns)
             if not fresh and not any(finding.open for finding in held):
@@ -86,6 +89,19 @@ class Watch:
             self._gather()
         self.pace_ns = min(MAX_PACE_NS, int((self._spent() - began_ns) / (BUDGET_PCT / 100)))
         return end == t1
+
+    def _seen_by(self, begin: int, t1: int) -> View:
+        """The session; with its rows held from look to look while there is much to catch up with.
+
+        At the end of one that grows rows may still come in that belong before others.
+        """
+        if t1 - begin <= STEP_NS:
+            self._trail = None
+            return self._view
+        if self._trail is None:
+            reach_ns = STEP_NS + max(one.lookback_ns for one in rules().values())
+            self._trail = Trail(self._view, reach_ns)
+        return self._trail
 
     def worst(self, t: int) -> tuple[int, int]:
         """How many findings cover an instant, and the worst severity among them; (0, 0) when there is none."""

@@ -28,6 +28,7 @@ from opusmon.recording import Recording
 from opusmon.triage import run
 from opusmon.triage.finding import Finding
 from opusmon.triage.scene import Rule, Scene
+from opusmon.triage.watch import Watch
 from opusmon.window import Window
 
 
@@ -93,6 +94,22 @@ def by_rule(path: Path) -> None:
         print(f"  {name:<26} {s:6.2f} s")
 
 
+def replayed(path: Path) -> None:
+    """What the screen does with it in replay: how long each look keeps it from answering a key."""
+    with Recording.open(path, through=True) as recording:
+        watch, looks_ms, done, start = Watch(Window.over(recording)), [], False, time.process_time()
+        while not done:
+            began = time.perf_counter()
+            done = watch.advance(recording.t0, recording.t1)
+            looks_ms.append(1e3 * (time.perf_counter() - began))
+        whole_s = time.process_time() - start
+    p95 = statistics.quantiles(looks_ms, n=20)[-1]
+    print(
+        f"in replay: {len(looks_ms)} looks, {whole_s:.1f} s CPU in all; a look takes {statistics.median(looks_ms):.0f} ms, "
+        f"p95 {p95:.0f}, at most {max(looks_ms):.0f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, nargs="?")
@@ -122,6 +139,7 @@ def main() -> None:
             f"{middle_s + 600:.0f}s",
         )
         by_rule(path)
+        replayed(path)
 
 
 if __name__ == "__main__":

@@ -263,16 +263,47 @@ def test_nothing_new_costs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(live.findings) == found
 
 
-def test_a_long_session_is_looked_at_ten_minutes_at_a_time() -> None:
-    view = saturated(700, 1300, seconds=1500)
+def test_a_long_session_is_looked_at_two_minutes_at_a_time() -> None:
+    view = saturated(230, 430, seconds=500)
     live = Watch(view)
     assert not live.advance(view.t0, view.t1)
-    assert live.until == view.t0 - 1 + run.PIECE_NS
+    assert live.until == view.t0 - 1 + 120 * NS
     assert live.findings == []
     assert not live.advance(view.t0, view.t1)
-    assert [(one.t0, one.open) for one in live.findings] == [(at(700), True)]
+    assert not live.advance(view.t0, view.t1)
+    assert [(one.t0, one.open) for one in live.findings] == [(at(230), True)]
+    assert not live.advance(view.t0, view.t1)
     assert live.advance(view.t0, view.t1)
-    assert [(one.t0, one.t1, one.open) for one in live.findings] == [(at(700), at(1300), False)]
+    assert [(one.t0, one.t1, one.open) for one in live.findings] == [(at(230), at(430), False)]
+
+
+class Counted:
+    """A view that counts the rows of `gpu` that it gives."""
+
+    def __init__(self, view: Window) -> None:
+        self._view = view
+        self.rows = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._view, name)
+
+    def query(self, channel: str, t0: int, t1: int) -> np.ndarray:
+        rows = self._view.query(channel, t0, t1)
+        self.rows += len(rows) if channel == "gpu" else 0
+        return rows
+
+
+def test_rows_are_read_once_while_it_catches_up_and_as_they_are_at_the_end() -> None:
+    view = Counted(saturated(50, 1450, seconds=1500))
+    live = Watch(view)
+    while (live.until or 0) < at(1300):
+        live.advance(view.t0, at(1440))
+    assert 1300 <= view.rows <= 1440
+    advance(live, view, at(1440))
+    view.rows = 0
+    # One a second from here on; a row may come late that belongs before the last ones, so those are read again.
+    assert live.advance(view.t0, at(1441))
+    assert view.rows > 1
 
 
 def test_what_was_found_stays_when_retention_has_taken_its_rows() -> None:

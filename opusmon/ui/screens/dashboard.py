@@ -170,7 +170,7 @@ class Dashboard(TimeScreen):
             self.query_one("#footer", LinesWidget).set_lines([self._footer()])
 
     def _look(self) -> None:
-        """Let the rules see what is new; a long recording is looked at ten minutes per frame."""
+        """Let the rules see what is new; a long recording is looked at a bit per frame."""
         window = self.session.window
         until = self.triage.until
         growing = self.session.follows and self.playhead.mode is Mode.TRACK
