@@ -244,7 +244,7 @@ class Window:
         self._channels.setdefault(name, batch.channel)
         ring = self._rings.get(name)
         if ring is None:
-            ring = self._rings[name] = _Ring(batch.channel)
+            ring = self._rings[name] = _Ring(self._channels[name])
         ring.push(conform(batch.rows, self._channels[name]))
         for other in self._rings.values():
             other.trim(batch.t1 - self._keep_ns)

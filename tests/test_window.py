@@ -42,6 +42,14 @@ def test_late_rows_find_their_place_after_their_equals():
     assert view.query("load", 0, 99)["pct"].tolist() == [1, 3, 4, 2]
 
 
+def test_rows_of_an_older_version_of_a_channel_are_taken_with_what_they_lack_missing():
+    view = window(channels=[Channel("load", "gauge", (*CHANNEL.fields, Field("watts", "<f4")), key=("gpu",))])
+    view.push(batch((10, 0, 1, 2)))
+    (row,) = view.query("load", 0, 99)
+    assert (row["pct"], row["b"]) == (1, 2)
+    assert np.isnan(row["watts"])
+
+
 def test_memory_lets_go_by_age_and_by_size():
     view = window(keep_ns=100)
     for t in range(0, 1000, 10):
