@@ -100,6 +100,22 @@ def test_every_broken_capture_has_its_code_and_its_culprit(demo, how, code, by, 
     assert same_thread.all() if how.startswith("same") else not same_thread.any()
 
 
+def test_captures_that_were_broken_in_one_way_are_one_finding(demo):
+    """Four threads came one after another, each of which broke one capture by the same call."""
+    found = look_over(Window.over(demo), demo.t0 - 1, demo.t1, only=["capture_aborted"])
+    begun, ended = PLANTED[0]["t0"], PLANTED[-1]["t1"]
+    told = [
+        (one.subject.partition(": ")[2], next(each.value for each in one.evidence if each.name == "count"))
+        for one in found
+        if begun <= one.t0 <= ended
+    ]
+    assert sorted(told) == [
+        ("901 by cuMemAlloc_v2 in thread python3", 4),
+        ("901 by cuStreamSynchronize in the capturing thread", 3),
+        ("904", 2),
+    ]
+
+
 def test_nvlink_figures_that_were_no_payload_are_left_out_and_it_is_said(demo):
     """The counters of that day had the protocol in them: 259 GB/s came in while a copy went one way."""
     rows = demo.query("l2", demo.t0 - 1, demo.t1)
