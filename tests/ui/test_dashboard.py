@@ -10,6 +10,7 @@ from textual.widgets import Input
 from opusmon.clock import NS, ManualClock
 from opusmon.recording import Recording
 from opusmon.session import ReplaySession
+from opusmon.times import format_wall
 from opusmon.ui.app import OpusmonApp
 from opusmon.ui.glyphs import ASCII, BRAILLE
 from opusmon.ui.playhead import Mode
@@ -121,8 +122,10 @@ async def test_an_answer_that_cannot_be_used_keeps_the_question_and_says_why():
         before = it.head.t
         await it.press("g")
         await it.answer("9h")
-        problem = str(it.app.screen.query_one("#problem").render())
-        assert problem
+        problem = it.app.screen.query_one("#problem")
+        assert "9h" in str(problem.render())
+        assert problem.region.height == 1
+        assert it.app.screen.query_one("#answer").region.height == 1
         assert it.app.screen is not it.board
         await it.press("escape")
         assert it.app.screen is it.board
@@ -405,4 +408,15 @@ async def test_e_says_what_moved_first_in_the_span_shown():
         it.head.seek(window.t0 + 3 * NS)
         await it.press("e")
         assert it.app.screen is it.board  # too little before it to compare with, and it says so
-        assert it.text("#footer").strip()
+        assert "too little" in it.text("#footer")
+        assert "--" not in it.text("#footer")  # no words of the command line
+
+
+async def test_e_compares_the_halves_of_a_session_shorter_than_its_span():
+    async with replay() as it:
+        window = it.app.session.window
+        it.head.seek(window.t0 + 90 * NS)
+        assert it.board.span_ns == 300 * NS
+        await it.press("e")
+        middle, playhead = (format_wall(window.anchors, window.t0 + s * NS) for s in (45, 90))
+        assert f"{middle} to {playhead}" in it.text("#sheet")

@@ -215,19 +215,21 @@ class Dashboard(TimeScreen):
         self.app.push_screen(Sheet("findings", lines, self._glyphs))
 
     def action_explain(self) -> None:
-        """What moved first in the span shown, against the one before it."""
-        self.say("comparing the span shown with the one before it")
+        """What moved first in the span shown, against the time before it."""
+        self.say("comparing the span shown with the time before it")
         self.call_after_refresh(self._explain)
 
     def _explain(self) -> None:
         from opusmon.triage.explain import ExplainError, explain
         from opusmon.triage.sequence import lines as sequence_lines
 
-        t = self.playhead.t
+        window, t = self.session.window, self.playhead.t
+        # Half of what there is, where the span leaves less than that to compare it with.
+        begin = max(t - self.span_ns, (window.t0 + t) // 2)
         try:
-            told = explain(self.session.window, t - self.span_ns, t)
-        except ExplainError as error:
-            self.say(str(error))
+            told = explain(window, begin, t)
+        except ExplainError:
+            self.say("too little is measured up to this time to compare: go further on, or take a longer span")
             return
         shown: list[Line] = [
             ((clean(line), ""),) for line in sequence_lines(told, min(self.size.width - 6, 110))
