@@ -176,6 +176,20 @@ async def test_panes_are_chosen_cycled_and_maximized():
         assert sum(pane.display for pane in it.board._panes) == 1
 
 
+async def test_a_pane_chosen_while_another_is_maximized_is_maximized():
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 75 * NS)
+        await it.press("2", "m")
+        assert it.text("#pane-gpu").count("H200") == 1  # one GPU in full
+        await it.press("1", "2")
+        assert it.text("#pane-gpu").count("H200") == 1
+        assert [pane.pane.number for pane in it.board._panes if pane.state.maximized] == [2]
+        await it.press("tab")
+        assert [pane.pane.number for pane in it.board._panes if pane.state.maximized] == [3]
+        await it.press("2", "escape")
+        assert it.text("#pane-gpu").count("H200") == 2
+
+
 async def test_panes_without_a_collector_say_why_and_what_to_do():
     async with replay() as it:
         it.head.seek(it.app.session.window.t0 + 60 * NS)

@@ -229,7 +229,9 @@ class Dashboard(TimeScreen):
         try:
             told = explain(window, begin, t)
         except ExplainError:
-            self.say("too little is measured up to this time to compare: go further on, or take a longer span")
+            self.say(
+                "too little is measured up to this time to compare: go further on, or take a longer span"
+            )
             return
         shown: list[Line] = [
             ((clean(line), ""),) for line in sequence_lines(told, min(self.size.width - 6, 110))
@@ -327,7 +329,9 @@ class Dashboard(TimeScreen):
         """Give a pane the keys, and in a small terminal the room."""
         self._current = number
         for pane in self._panes:
-            pane.set_class(pane.pane.number == number, "-current")
+            is_current = pane.pane.number == number
+            pane.set_class(is_current, "-current")
+            pane.state = replace(pane.state, maximized=self._maximized and is_current)
         self._pane().focus()
         self.call_after_refresh(self.frame)
 
@@ -347,9 +351,7 @@ class Dashboard(TimeScreen):
         """Give the current pane the whole screen, or take it back."""
         self._maximized = not self._maximized
         self.set_class(self._maximized, "-max")
-        for pane in self._panes:
-            pane.state = replace(pane.state, maximized=self._maximized and pane.pane.number == self._current)
-        self.call_after_refresh(self.frame)
+        self.action_pane(self._current)
 
     def action_lane(self) -> None:
         """Show the event lane, or put it away."""
