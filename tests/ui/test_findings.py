@@ -321,3 +321,16 @@ def test_a_finding_in_full_has_its_subject_its_range_its_numbers_and_what_to_do(
     assert shown[5].startswith("          cause cause")  # under the text, not under the word
     assert any(line.startswith("   next   next step") for line in shown)
     assert shown[-1].startswith("i  ")
+
+
+@pytest.mark.parametrize("at_s", [12, 30])
+def test_long_words_of_a_finding_are_on_more_lines_and_not_cut_off(at_s: int) -> None:
+    title = "python3 1002: graph capture failed with 901, broken by cuStreamSynchronize in the capturing thread, 3 times"
+    subject = "python3 1002: 901 by cuStreamSynchronize in the capturing thread of a process with a long name"
+    stack = ";".join(f"function_{n}" for n in range(12))
+    one = replace(ONE, title=title, subject=subject, evidence=(Evidence("stack", stack),))
+    lines = [plain(line) for line in sheet_lines([one], ANCHORS, T0 + at_s * NS, "", 75)]
+    assert max(map(len, lines)) <= 75
+    words = " ".join(" ".join(lines).split())
+    assert title in words
+    assert (subject in words and "function_11" in words) is (at_s == 12)
