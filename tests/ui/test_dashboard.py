@@ -4,7 +4,7 @@ import contextlib
 import shutil
 
 import pytest
-from sessions import h200x2
+from sessions import DATA, h200x2
 from textual.widgets import Input
 
 from opusmon.clock import NS, ManualClock
@@ -232,6 +232,39 @@ async def test_processes_filter_and_sort():
         assert it.board._pane().state.sort
         await it.press("1", "s")
         assert it.board._pane().state.sort
+
+
+async def test_a_filter_stands_in_the_title_and_not_between_the_reader_and_other_panes():
+    async with replay(path=DATA / "drill" / "memory_grows.opusmon") as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        for pane, name in (("1", "latency"), ("2", "gpu"), ("3", "streams"), ("4", "stalls")):
+            await it.press(pane, "slash")
+            await it.answer("no such " + "x" * 30)
+            it.board.frame()
+            assert it.lines(f"#pane-{name}")[0].startswith(
+                f'╔═ {pane} {name}  filter "no such xxxxxxxxxxxxxxx~"'
+            )
+        await it.pilot.resize_terminal(80, 24)
+        await it.pilot.pause()
+        it.board.frame()
+        assert "TTFT" in it.text("#pane-latency")  # of the requests that the filter leaves out
+        await it.press("1", "escape")
+        assert "filter" not in it.lines("#pane-latency")[0]
+
+
+async def test_a_message_too_long_for_its_line_is_marked_as_cut_off():
+    async with replay(size=(80, 24)) as it:
+        it.board.say("word " * 30)
+        assert it.text("#footer").endswith("wor~")
+        assert len(it.text("#footer")) == 80
+
+
+async def test_the_speed_of_the_replay_is_said_while_it_is_paused():
+    async with replay() as it:
+        await it.press("greater_than_sign")
+        assert "replay speed x2" in it.text("#footer")
+        await it.press("less_than_sign", "less_than_sign")
+        assert "replay speed x0.5" in it.text("#footer")
 
 
 async def test_help_cost_and_palette_open_and_close():

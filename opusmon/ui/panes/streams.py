@@ -346,5 +346,7 @@ def _foot(statuses: Sequence[Status], width: int) -> Line:
     if not found:
         return ()
     first = min(found, key=lambda status: status.rank)
-    line = trouble_line(first.text, first.remedy, len(found) - 1, width - 1, is_wrong=first.rank <= WRONG_RANK)
+    line = trouble_line(
+        first.text, first.remedy, len(found) - 1, width - 1, is_wrong=first.rank <= WRONG_RANK
+    )
     return ((" ", ""), *line)

@@ -28,7 +28,7 @@ from opusmon.ui.playhead import Mode, Playhead
 from opusmon.ui.screens.cost import cost_lines
 from opusmon.ui.screens.sheet import Sheet
 from opusmon.ui.screens.timescreen import TimeScreen
-from opusmon.ui.text import Line, clean, fit
+from opusmon.ui.text import Line, clean, fit, shorten
 from opusmon.ui.widgets import timeline
 from opusmon.ui.widgets.lines import LinesWidget
 from opusmon.ui.widgets.panels import PaneWidget, TimeBarWidget
@@ -313,7 +313,7 @@ class Dashboard(TimeScreen):
 
     def _footer(self) -> Line:
         if self._message:
-            return fit(self._message, self.size.width)
+            return fit(shorten(self._message, self.size.width), self.size.width)
         return footer(self.size.width, paused=self.playhead.mode is Mode.PAUSE, follows=self.session.follows)
 
     # -- panes -----------------------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ class TimeScreen(Screen[None]):
             self.say("a live session has one speed; T and J go back in it")
             return
         self.playhead.faster(direction)
+        self.say(f"replay speed x{self.playhead.speed:g}")
 
     @on(TimeBarWidget.Picked)
     def picked(self, event: TimeBarWidget.Picked) -> None:
