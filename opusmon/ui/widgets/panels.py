@@ -13,7 +13,6 @@ from opusmon.ui.panes.base import Frame, Pane, PaneState, Size, Tracking, View
 from opusmon.ui.text import Line, box, clean, plain, shorten
 from opusmon.ui.widgets.lines import LinesWidget
 
-
 FILTER_CELLS = 24
 """Most of a filter's words that a title shows."""
 
