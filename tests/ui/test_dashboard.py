@@ -2,9 +2,11 @@
 
 import contextlib
 import shutil
+from pathlib import Path
 
 import pytest
 from sessions import DATA, h200x2
+from textual.keys import _character_to_key
 from textual.widgets import Input
 
 from opusmon.clock import NS, ManualClock
@@ -13,6 +15,7 @@ from opusmon.session import ReplaySession
 from opusmon.times import format_wall
 from opusmon.ui.app import OpusmonApp
 from opusmon.ui.glyphs import ASCII, BRAILLE
+from opusmon.ui.keys import OTHER_KEYS, PANE_KEYS, TIME_KEYS
 from opusmon.ui.playhead import Mode
 from opusmon.ui.screens.dashboard import Dashboard, playhead_of
 from opusmon.ui.text import plain
@@ -276,10 +279,31 @@ async def test_help_cost_and_palette_open_and_close():
         shown = it.text("#sheet")
         assert "gpu" in shown
         assert "nvml" in shown
-        await it.press("escape", "colon")
-        assert type(it.app.screen).__name__ == "CommandPalette"
         await it.press("escape")
-        assert it.app.screen is it.board
+        for key in ("colon", "ctrl+p"):
+            await it.press(key)
+            assert type(it.app.screen).__name__ == "CommandPalette"
+            await it.press("escape")
+            assert it.app.screen is it.board
+
+
+async def test_every_key_that_the_help_names_is_bound():
+    names = {"1-4": "1 2 3 4", "page": "pageup pagedown", "shift": "shift+tab"}
+    async with replay() as it:
+        bound = {key for place in (it.app, it.board) for key in place._bindings.key_to_bindings}
+        for keys, words in (*TIME_KEYS, *PANE_KEYS, *OTHER_KEYS):
+            for name in " ".join(names.get(key, key) for key in keys.split()).split():
+                key = _character_to_key(name) if len(name) == 1 else name
+                assert key in bound, (name, words)
+        assert {"ctrl+p", "ctrl+q", "ctrl+c"} <= bound
+
+
+async def test_the_palette_offers_the_themes_that_opusmon_themes_lists():
+    async with replay() as it:
+        offered = [one.title.removeprefix("theme: ") for one in it.app.get_system_commands(it.board)]
+        listed = {path.stem for path in (Path(__file__).parents[2] / "themes").glob("*.toml")}
+        assert listed | {"opusmon-dark"} <= set(offered)
+        assert not {"nord", "textual-ansi", "ansi-light"} & set(offered)
 
 
 @pytest.mark.parametrize(
