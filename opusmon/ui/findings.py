@@ -23,9 +23,8 @@ NONE_YET = "the rules have found nothing in what has been looked at"
 
 
 def covering(findings: Iterable[Finding], t: int) -> list[Finding]:
-    """Those that hold at an instant, the likeliest cause of the worst first."""
-    now = [one for one in findings if one.t0 <= t and (one.open or t <= one.t1)]
-    return rank(now)
+    """Those that hold at an instant, in the order in which `opusmon triage` tells all of them."""
+    return [one for one in rank(list(findings)) if one.t0 <= t and (one.open or t <= one.t1)]
 
 
 def sheet_lines(

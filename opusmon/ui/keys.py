@@ -27,7 +27,7 @@ PANE_KEYS = (
 )
 OTHER_KEYS = (
     ("f", "findings: what is wrong at the playhead, and all there were"),
-    ("e", "explain: what moved first in this span, against the time before it"),
+    ("e", "explain: what moved first in this span, against before it"),
     ("c", "what watching costs"),
     (":", "command palette, themes too (also ctrl+p)"),
     ("?", "this help"),

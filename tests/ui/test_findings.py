@@ -16,6 +16,7 @@ from opusmon.clock import NS, Anchor, Anchors, ManualClock
 from opusmon.recording import Recorder
 from opusmon.schema import Batch
 from opusmon.triage.finding import Evidence, Finding
+from opusmon.triage.rank import rank
 from opusmon.triage.severity import CRIT, NOTE, WARN
 from opusmon.ui.findings import NONE_YET, covering, sheet_lines
 from opusmon.ui.glyphs import ASCII
@@ -301,6 +302,16 @@ def test_covering_is_closed_at_both_ends_and_open_ones_have_none() -> None:
     assert covering([ended, lasting], T0 + 900 * NS) == [lasting]
     assert covering([ended, lasting], T0 + 15 * NS) == [lasting, ended]
     assert covering([lasting], T0) == []
+
+
+async def test_those_at_the_playhead_are_in_the_order_in_which_triage_tells_all() -> None:
+    async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
+        await look(it, (it.app.session.window.t0 - T0) / NS + 110)
+        findings, t = it.board.triage.findings, it.head.t
+        shown = covering(findings, t)
+        assert shown[0].rule == "hbm_nearly_full"  # what the failed requests ten seconds later came from
+        assert len(shown) == 3
+        assert shown == [one for one in rank(findings) if one in shown]
 
 
 def test_progress_is_said_while_a_long_session_is_looked_at() -> None:

@@ -413,7 +413,11 @@ class Dashboard(TimeScreen):
         """Show what watching costs."""
         window = self.session.window
         self.app.push_screen(
-            Sheet("what watching costs", lambda: cost_lines(window, self.playhead.t), self._glyphs)
+            Sheet(
+                "what watching costs",
+                lambda: cost_lines(window, self.playhead.t, self.size.width - 5),
+                self._glyphs,
+            )
         )
 
     def action_bookmark(self) -> None:
