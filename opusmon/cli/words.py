@@ -42,8 +42,13 @@ def need_terminal(args: argparse.Namespace) -> None:
     """Fail when there is nowhere to draw.
 
     Raises:
-        CliError: neither a terminal nor a screenshot.
+        CliError: neither a terminal nor a screenshot, or a terminal that can only print.
     """
+    term = os.environ.get("TERM", "")
+    if args.screenshot is None and term.lower() in ("dumb", "unknown"):
+        raise CliError(
+            f"nothing can be drawn with TERM={term}; set it to what the terminal is, for example TERM=xterm-256color"
+        )
     # The screen is drawn on stderr, so that stdout stays free for data.
     if args.screenshot is None and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CliError(

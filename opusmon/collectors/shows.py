@@ -11,6 +11,13 @@ LATENCY: tuple[str, ...] = (
     "SLO burn rate and the budget that is left",
 )
 
+GPU: tuple[str, ...] = (
+    "memory, HBM bandwidth, SM activity, power, temperature and clocks of each GPU",
+    "NVLink and PCIe traffic, link by link",
+    "throttling, XIDs, ECC errors and row remaps",
+    "the processes on the GPUs and what they hold",
+)
+
 STREAMS: tuple[str, ...] = (
     "kernel launches, graph launches and copies per second, per process and stream",
     "time the host waits for each stream, in ms per second",

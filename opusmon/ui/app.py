@@ -39,11 +39,10 @@ class OpusmonApp(App[None]):
     CSS_PATH = "opusmon.tcss"
     TITLE = "opusmon"
     ENABLE_COMMAND_PALETTE = True
-    COMMAND_PALETTE_BINDING = "ctrl+p"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
         Binding("ctrl+c,ctrl+q", "quit", "quit", priority=True, show=False),
-        Binding("colon", "command_palette", "palette"),
+        Binding("colon,ctrl+p", "command_palette", "palette"),
         Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
 
@@ -66,6 +65,7 @@ class OpusmonApp(App[None]):
         self._span_ns = span_ns
         self.playhead = playhead if playhead is not None else playhead_of(session)
         self.theme_problems: list[str] = []
+        self._own_themes: list[str] = []
         self._pump: Worker[None] | None = None
 
     def get_default_screen(self) -> Screen[None]:
@@ -77,6 +77,7 @@ class OpusmonApp(App[None]):
         loaded, self.theme_problems = themes.load_themes()
         for theme in loaded.values():
             self.register_theme(theme)
+        self._own_themes = sorted(loaded)
         wanted = themes.choose(self._theme_wanted or None, self._environ, self.console.color_system)
         if wanted in self.available_themes:
             self.theme = wanted
@@ -122,7 +123,7 @@ class OpusmonApp(App[None]):
         if isinstance(dashboard, Dashboard):
             for title, text, call in _commands(dashboard):
                 yield SystemCommand(title, text, call)
-        for name in sorted(self.available_themes):
+        for name in self._own_themes:
             yield SystemCommand(f"theme: {name}", "colours", lambda name=name: setattr(self, "theme", name))
         yield SystemCommand("quit", "leave opusmon", self.exit)
 

@@ -11,7 +11,7 @@ from opusmon.triage.finding import Finding
 from opusmon.triage.rank import rank
 from opusmon.triage.report import when, words
 from opusmon.triage.severity import CRIT, NOTE, WARN
-from opusmon.ui.text import Line, clean, cut
+from opusmon.ui.text import Line, clean, line_cells
 
 FINDING_MARKS: dict[int, tuple[str, str]] = {CRIT: ("!!", "bad"), WARN: ("!", "warn"), NOTE: ("i", "mark")}
 """Severity to sign and style."""
@@ -23,9 +23,8 @@ NONE_YET = "the rules have found nothing in what has been looked at"
 
 
 def covering(findings: Iterable[Finding], t: int) -> list[Finding]:
-    """Those that hold at an instant, the likeliest cause of the worst first."""
-    now = [one for one in findings if one.t0 <= t and (one.open or t <= one.t1)]
-    return rank(now)
+    """Those that hold at an instant, in the order in which `opusmon triage` tells all of them."""
+    return [one for one in rank(list(findings)) if one.t0 <= t and (one.open or t <= one.t1)]
 
 
 def sheet_lines(
@@ -51,26 +50,31 @@ def sheet_lines(
     others = [one for one in findings if one not in now]
     if others:
         lines.append((("at other times (n and N go there)", "title"),))
-        lines.extend(_short(one, anchors, min(width, _ROOM)) for one in others)
+        for one in others:
+            lines.extend(_short(one, anchors, min(width, _ROOM)))
     return lines
 
 
-def _short(one: Finding, anchors: Anchors, width: int) -> Line:
+def _short(one: Finding, anchors: Anchors, width: int) -> Iterator[Line]:
     sign, style = FINDING_MARKS[one.severity]
-    return (
-        (f"{sign:<3}", style),
-        (f"{format_wall(anchors, one.t0)}  ", "label"),
-        (cut(clean(one.title), width - 14), "value"),
-    )
+    head = ((f"{sign:<3}", style), (f"{format_wall(anchors, one.t0)}  ", "label"))
+    return _hanging(head, one.title, "value", width)
 
 
 def _full(one: Finding, anchors: Anchors, width: int) -> Iterator[Line]:
     sign, style = FINDING_MARKS[one.severity]
-    yield ((f"{sign:<3}", style), (cut(clean(one.title), width - 3), "value"))
-    yield ((f"   {clean(one.subject)}  {when(one, anchors)}", "label"),)
+    yield from _hanging(((f"{sign:<3}", style),), one.title, "value", width)
+    yield from _hanging((("   ", ""),), f"{one.subject}  {when(one, anchors)}", "label", width)
     for evidence in one.evidence:
-        yield ((f"   {cut(clean(words(evidence)), width - 3)}", "dim"),)
-    for head, text in (("cause", one.cause), ("next", one.next)):
-        for n, line in enumerate(textwrap.wrap(clean(text), width - 10)):
-            yield ((f"   {head if n == 0 else '':<7}", "label"), (line, "value" if head == "next" else ""))
+        yield from _hanging((("   ", ""),), words(evidence), "dim", width)
+    for head, text, style in (("cause", one.cause, ""), ("next", one.next, "value")):
+        yield from _hanging(((f"   {head:<7}", "label"),), text, style, width)
     yield ()
+
+
+def _hanging(head: Line, text: str, style: str, width: int) -> Iterator[Line]:
+    """A paragraph after a head, on as many lines as it needs; commands are not broken at hyphens."""
+    left = line_cells(head)
+    lines = textwrap.wrap(clean(text), max(width - left, 20), break_on_hyphens=False)
+    for n, line in enumerate(lines):
+        yield (*(head if n == 0 else ((" " * left, ""),)), (line, style))

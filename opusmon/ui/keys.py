@@ -10,7 +10,7 @@ TIME_KEYS = (
     ("T  [", "previous sample; while live this pauses first"),
     ("j", "jump forward by a duration (10m, 90s)"),
     ("J", "jump back by a duration"),
-    ("g  b", "go to a time (14:03, -90s, 0:30, ISO 8601)"),
+    ("g  b", "go to a time (14:03, 10m after the start, -90s before the end)"),
     ("n  N", "next, previous finding, mark or event"),
     ("+  -", "longer, shorter time span"),
     (">  <", "replay faster, slower"),
@@ -27,7 +27,7 @@ PANE_KEYS = (
 )
 OTHER_KEYS = (
     ("f", "findings: what is wrong at the playhead, and all there were"),
-    ("e", "explain: what moved first in this span, against the one before"),
+    ("e", "explain: what moved first in this span, against before it"),
     ("c", "what watching costs"),
     (":", "command palette, themes too (also ctrl+p)"),
     ("?", "this help"),

@@ -43,6 +43,9 @@ STYLES: tuple[str, ...] = (
 )
 """Every style name a span may carry."""
 
+CUT_OFF = "~"
+"""Stands where text was cut off."""
+
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement, modes
     r"|\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC up to their terminator
@@ -220,6 +223,14 @@ def fill(parts: Iterable[Line], width: int, separator: str = "  ") -> Line:
             kept.append(part)
             used += step
     return join(kept, separator)
+
+
+def shorten(line: Line, width: int) -> Line:
+    """The line in at most `width` cells; the last one is `CUT_OFF` when something was cut off."""
+    if line_cells(line) <= width:
+        return line
+    kept = fit(line, width - 1)
+    return (*kept, (CUT_OFF, kept[-1][1])) if width > 0 and kept else fit(((CUT_OFF, ""),), width)
 
 
 def spread(left: Line, right: Line, width: int) -> Line:

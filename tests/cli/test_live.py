@@ -117,6 +117,18 @@ def test_watch_pause_step_back_bookmark_and_quit(start, tmp_path):
         assert len(recording.query("gpu", 0, recording.t1)) >= 4
 
 
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+@pytest.mark.parametrize("words", [[], ["demo"]])
+def test_a_terminal_that_can_only_print_is_said_instead_of_a_blank_screen(words, term):
+    terminal = Terminal([sys.executable, "-m", "opusmon", *words], {**os.environ, "TERM": term})
+    try:
+        assert terminal.end(20) == 1
+        assert f"TERM={term}; set it to".encode() in terminal.output
+        assert b"\x1b" not in terminal.output
+    finally:
+        terminal.close()
+
+
 def test_the_default_file_goes_to_the_state_folder_and_its_name_is_told(start, tmp_path):
     terminal = start()
     terminal.expect("140 GiB")

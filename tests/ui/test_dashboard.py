@@ -2,16 +2,20 @@
 
 import contextlib
 import shutil
+from pathlib import Path
 
 import pytest
-from sessions import h200x2
+from sessions import DATA, h200x2
+from textual.keys import _character_to_key
 from textual.widgets import Input
 
 from opusmon.clock import NS, ManualClock
 from opusmon.recording import Recording
 from opusmon.session import ReplaySession
+from opusmon.times import format_wall
 from opusmon.ui.app import OpusmonApp
 from opusmon.ui.glyphs import ASCII, BRAILLE
+from opusmon.ui.keys import OTHER_KEYS, PANE_KEYS, TIME_KEYS
 from opusmon.ui.playhead import Mode
 from opusmon.ui.screens.dashboard import Dashboard, playhead_of
 from opusmon.ui.text import plain
@@ -121,8 +125,10 @@ async def test_an_answer_that_cannot_be_used_keeps_the_question_and_says_why():
         before = it.head.t
         await it.press("g")
         await it.answer("9h")
-        problem = str(it.app.screen.query_one("#problem").render())
-        assert problem
+        problem = it.app.screen.query_one("#problem")
+        assert "9h" in str(problem.render())
+        assert problem.region.height == 1
+        assert it.app.screen.query_one("#answer").region.height == 1
         assert it.app.screen is not it.board
         await it.press("escape")
         assert it.app.screen is it.board
@@ -173,6 +179,20 @@ async def test_panes_are_chosen_cycled_and_maximized():
         assert sum(pane.display for pane in it.board._panes) == 1
 
 
+async def test_a_pane_chosen_while_another_is_maximized_is_maximized():
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 75 * NS)
+        await it.press("2", "m")
+        assert it.text("#pane-gpu").count("H200") == 1  # one GPU in full
+        await it.press("1", "2")
+        assert it.text("#pane-gpu").count("H200") == 1
+        assert [pane.pane.number for pane in it.board._panes if pane.state.maximized] == [2]
+        await it.press("tab")
+        assert [pane.pane.number for pane in it.board._panes if pane.state.maximized] == [3]
+        await it.press("2", "escape")
+        assert it.text("#pane-gpu").count("H200") == 2
+
+
 async def test_panes_without_a_collector_say_why_and_what_to_do():
     async with replay() as it:
         it.head.seek(it.app.session.window.t0 + 60 * NS)
@@ -217,6 +237,39 @@ async def test_processes_filter_and_sort():
         assert it.board._pane().state.sort
 
 
+async def test_a_filter_stands_in_the_title_and_not_between_the_reader_and_other_panes():
+    async with replay(path=DATA / "drill" / "memory_grows.opusmon") as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        for pane, name in (("1", "latency"), ("2", "gpu"), ("3", "streams"), ("4", "stalls")):
+            await it.press(pane, "slash")
+            await it.answer("no such " + "x" * 30)
+            it.board.frame()
+            assert it.lines(f"#pane-{name}")[0].startswith(
+                f'╔═ {pane} {name}  filter "no such xxxxxxxxxxxxxxx~"'
+            )
+        await it.pilot.resize_terminal(80, 24)
+        await it.pilot.pause()
+        it.board.frame()
+        assert "TTFT" in it.text("#pane-latency")  # of the requests that the filter leaves out
+        await it.press("1", "escape")
+        assert "filter" not in it.lines("#pane-latency")[0]
+
+
+async def test_a_message_too_long_for_its_line_is_marked_as_cut_off():
+    async with replay(size=(80, 24)) as it:
+        it.board.say("word " * 30)
+        assert it.text("#footer").endswith("wor~")
+        assert len(it.text("#footer")) == 80
+
+
+async def test_the_speed_of_the_replay_is_said_while_it_is_paused():
+    async with replay() as it:
+        await it.press("greater_than_sign")
+        assert "replay speed x2" in it.text("#footer")
+        await it.press("less_than_sign", "less_than_sign")
+        assert "replay speed x0.5" in it.text("#footer")
+
+
 async def test_help_cost_and_palette_open_and_close():
     async with replay() as it:
         it.head.seek(it.app.session.window.t0 + 60 * NS)
@@ -226,10 +279,31 @@ async def test_help_cost_and_palette_open_and_close():
         shown = it.text("#sheet")
         assert "gpu" in shown
         assert "nvml" in shown
-        await it.press("escape", "colon")
-        assert type(it.app.screen).__name__ == "CommandPalette"
         await it.press("escape")
-        assert it.app.screen is it.board
+        for key in ("colon", "ctrl+p"):
+            await it.press(key)
+            assert type(it.app.screen).__name__ == "CommandPalette"
+            await it.press("escape")
+            assert it.app.screen is it.board
+
+
+async def test_every_key_that_the_help_names_is_bound():
+    names = {"1-4": "1 2 3 4", "page": "pageup pagedown", "shift": "shift+tab"}
+    async with replay() as it:
+        bound = {key for place in (it.app, it.board) for key in place._bindings.key_to_bindings}
+        for keys, words in (*TIME_KEYS, *PANE_KEYS, *OTHER_KEYS):
+            for name in " ".join(names.get(key, key) for key in keys.split()).split():
+                key = _character_to_key(name) if len(name) == 1 else name
+                assert key in bound, (name, words)
+        assert {"ctrl+p", "ctrl+q", "ctrl+c"} <= bound
+
+
+async def test_the_palette_offers_the_themes_that_opusmon_themes_lists():
+    async with replay() as it:
+        offered = [one.title.removeprefix("theme: ") for one in it.app.get_system_commands(it.board)]
+        listed = {path.stem for path in (Path(__file__).parents[2] / "themes").glob("*.toml")}
+        assert listed | {"opusmon-dark"} <= set(offered)
+        assert not {"nord", "textual-ansi", "ansi-light"} & set(offered)
 
 
 @pytest.mark.parametrize(
@@ -405,4 +479,15 @@ async def test_e_says_what_moved_first_in_the_span_shown():
         it.head.seek(window.t0 + 3 * NS)
         await it.press("e")
         assert it.app.screen is it.board  # too little before it to compare with, and it says so
-        assert it.text("#footer").strip()
+        assert "too little" in it.text("#footer")
+        assert "--" not in it.text("#footer")  # no words of the command line
+
+
+async def test_e_compares_the_halves_of_a_session_shorter_than_its_span():
+    async with replay() as it:
+        window = it.app.session.window
+        it.head.seek(window.t0 + 90 * NS)
+        assert it.board.span_ns == 300 * NS
+        await it.press("e")
+        middle, playhead = (format_wall(window.anchors, window.t0 + s * NS) for s in (45, 90))
+        assert f"{middle} to {playhead}" in it.text("#sheet")

@@ -16,6 +16,7 @@ from opusmon.clock import NS, Anchor, Anchors, ManualClock
 from opusmon.recording import Recorder
 from opusmon.schema import Batch
 from opusmon.triage.finding import Evidence, Finding
+from opusmon.triage.rank import rank
 from opusmon.triage.severity import CRIT, NOTE, WARN
 from opusmon.ui.findings import NONE_YET, covering, sheet_lines
 from opusmon.ui.glyphs import ASCII
@@ -303,6 +304,16 @@ def test_covering_is_closed_at_both_ends_and_open_ones_have_none() -> None:
     assert covering([lasting], T0) == []
 
 
+async def test_those_at_the_playhead_are_in_the_order_in_which_triage_tells_all() -> None:
+    async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
+        await look(it, (it.app.session.window.t0 - T0) / NS + 110)
+        findings, t = it.board.triage.findings, it.head.t
+        shown = covering(findings, t)
+        assert shown[0].rule == "hbm_nearly_full"  # what the failed requests ten seconds later came from
+        assert len(shown) == 3
+        assert shown == [one for one in rank(findings) if one in shown]
+
+
 def test_progress_is_said_while_a_long_session_is_looked_at() -> None:
     shown = [plain(line) for line in sheet_lines([], ANCHORS, T0, "looked at up to 03:12:00")]
     assert shown == ["looked at up to 03:12:00", NONE_YET]
@@ -321,3 +332,16 @@ def test_a_finding_in_full_has_its_subject_its_range_its_numbers_and_what_to_do(
     assert shown[5].startswith("          cause cause")  # under the text, not under the word
     assert any(line.startswith("   next   next step") for line in shown)
     assert shown[-1].startswith("i  ")
+
+
+@pytest.mark.parametrize("at_s", [12, 30])
+def test_long_words_of_a_finding_are_on_more_lines_and_not_cut_off(at_s: int) -> None:
+    title = "python3 1002: graph capture failed with 901, broken by cuStreamSynchronize in the capturing thread, 3 times"
+    subject = "python3 1002: 901 by cuStreamSynchronize in the capturing thread of a process with a long name"
+    stack = ";".join(f"function_{n}" for n in range(12))
+    one = replace(ONE, title=title, subject=subject, evidence=(Evidence("stack", stack),))
+    lines = [plain(line) for line in sheet_lines([one], ANCHORS, T0 + at_s * NS, "", 75)]
+    assert max(map(len, lines)) <= 75
+    words = " ".join(" ".join(lines).split())
+    assert title in words
+    assert (subject in words and "function_11" in words) is (at_s == 12)

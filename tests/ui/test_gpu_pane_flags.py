@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from opusmon.clock import NS
@@ -56,7 +58,7 @@ def test_throttle_words(mask, expected):
 @pytest.mark.parametrize(
     ("changes", "words", "style"),
     [
-        ({"hbm_bw_pct": 95.5}, "! bw 95 %", "warn"),
+        ({"hbm_bw_pct": 95.6}, "! bw 96 %", "warn"),
         ({"mem_used_b": 139 * GIB}, "! hbm 99 %", "warn"),
         ({"throttle_mask": 0x40}, "!! hw-therm", "bad"),
         ({"throttle_mask": 0x4}, "! pwr-cap", "warn"),
@@ -73,6 +75,13 @@ def test_flags(changes, words, style):
     assert words in render(view, 90, 12)[0]
     assert styles_of(view, words, 90, 12) == {style}
     assert words in plain(PANE.summary(frame(view, 100)))
+
+
+@pytest.mark.parametrize("used", [134.7, 138.4, 140.0])
+def test_a_flag_and_the_number_beside_it_are_the_same(used):
+    line = render(single(mem_used_b=used * GIB), 90, 12)[0]
+    (number,), (flag,) = re.findall(r"GiB +(\d+) %", line), re.findall(r"! hbm (\d+) %", line)
+    assert number == flag
 
 
 def test_nothing_wrong_raises_no_flag():

@@ -28,6 +28,19 @@ def test_before_any_data():
     assert render(session(1), 60, 4, t=T0 - NS)[0] == " no sample yet at this time"
 
 
+def test_a_host_without_a_driver_says_so_with_what_to_do_and_what_would_be_here():
+    view = FakeView()
+    add_status(view, channel="", reason="no NVIDIA driver on this host", remedy="install the NVIDIA driver")
+    lines = render(view, 40, 12)
+    assert lines[0] == "Not running: no NVIDIA driver on this"  # whole, on as many lines as it needs
+    assert lines[1] == "host"
+    assert "  install the NVIDIA driver" in lines
+    assert "It would show:" in lines
+    assert not any("yet" in line for line in lines)
+    assert PANE.title(frame(view)) == "2 gpu  off"
+    assert plain(PANE.summary(frame(view))).rstrip() == "2 gpu  off: no NVIDIA driver on this host"
+
+
 def test_a_missing_number_is_dashes_and_zero_is_zero():
     lines = render(single(sm_occupancy_pct=NAN, tensor_pct=0.0, pcie_tx_bps=NAN), 80, 17)
     assert lines[1].endswith("SM  84 %  occ  -- %  tensor   0 %")

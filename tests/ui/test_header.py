@@ -133,6 +133,26 @@ def test_the_sheet_of_costs_says_what_a_probe_hit_is_taken_to_cost(view):
     assert not any("fine" in line for line in lines)
 
 
+def test_the_sheet_of_costs_keeps_its_figures_and_words_in_a_small_terminal(view):
+    said = Status(
+        "stalls", "ok", "at most 10 % of the ring buffer (8 MiB) was in use; nothing lost " + "x" * 40
+    )
+    cost = {"dt_ns": 5 * NS, "cpu_ns": 5e7, "rss_b": 2**20, "late": 3, "dropped": 42, "slowest_ns": 2e6}
+    slowest = view.strings.intern("nvmlDeviceGetProcessUtilization of a long name")
+    view.push(status_batch(T, [said], view.strings))
+    rows = [row(COST, T, collector=view.strings.intern("gpu"), slowest=slowest, **cost)]
+    view.push(Batch(COST, COST.rows(rows)))
+    lines = [plain(line) for line in cost_lines(view, T, 75)]
+    assert max(map(len, lines)) <= 75
+    head, gpu = lines[0].split(), lines[1]
+    assert head[-4:] == ["late", "lost", "slowest", "call"]
+    assert gpu.split()[-5:-2] == ["3", "42", "2"]
+    assert gpu.endswith("~")
+    words = " ".join(" ".join(lines).split())
+    assert "pages shared between them count twice" in words
+    assert "250 ns at tracepoints" in words
+
+
 def test_events_and_marks_are_one_list(view):
     intern = view.strings.intern
     rows = [

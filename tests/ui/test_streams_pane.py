@@ -455,6 +455,11 @@ def test_a_collector_that_sees_no_process():
     lines = draw(view)
     assert lines[2:4] == [" no process maps libcuda", " no CUDA call has been seen in the last 10 s"]
     assert lines[-1] == " ! hidden: cannot look into 3 processes"
+    add_status(
+        view, END + 2, reason="probes are on 1 libcuda file, 2 processes map one; loaded by libbpf 1.1"
+    )
+    narrow = " ".join(line.strip() for line in draw(view, width=40)[2:6])
+    assert "probes are on 1 libcuda file, 2 processes map one; loaded by libbpf 1.1" in narrow
 
 
 def test_rows_that_stop_give_way_to_the_reason():

@@ -23,6 +23,7 @@ from opusmon.ui.text import (
     pad,
     plain,
     restyle,
+    shorten,
     spread,
 )
 
@@ -172,3 +173,11 @@ def test_box_has_exactly_its_size(width, height, title, focused, name):
     )
     assert len(lines) == height
     assert {line_cells(line) for line in lines} <= {width}
+
+
+def test_what_is_cut_off_is_marked():
+    line = (("one ", "label"), ("two", "value"))
+    assert shorten(line, 7) is line
+    assert shorten(line, 6) == (("one ", "label"), ("t", "value"), ("~", "value"))
+    assert plain(shorten((("日本語", ""),), 4)) == "日 ~"
+    assert [plain(shorten(line, width)) for width in (2, 1, 0, -1)] == ["o~", "~", "", ""]

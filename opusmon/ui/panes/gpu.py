@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from opusmon.collectors import shows
 from opusmon.ui.panes.base import Frame, first_shown
 from opusmon.ui.panes.gpu_charts import FIELDS, GUTTER_CELLS, Drawing, drawing
 from opusmon.ui.panes.gpu_deep import deep_note
@@ -21,7 +22,8 @@ from opusmon.ui.panes.gpu_rows import MIN_BLOCK_CELLS, block, block_lines, numbe
 from opusmon.ui.panes.gpu_state import Gpu, Reason, Snapshot, bandwidth_field, snapshot, statuses
 from opusmon.ui.panes.gpu_table import BUSY_MARK, Column, history_cells, layout, table_head, table_row
 from opusmon.ui.panes.statuses import trouble_line
-from opusmon.ui.text import Line, fit, fit_lines, join, line_cells, restyle
+from opusmon.ui.panes.waiting import WaitingPane
+from opusmon.ui.text import Line, fit, fit_lines, join, line_cells, restyle, shorten
 from opusmon.ui.units import duration, percent, span
 
 BUSY_NOTE = f"{BUSY_MARK} share of time memory was busy, not bandwidth"
@@ -47,8 +49,11 @@ class GpuPane:
 
         It stays the same from second to second, so that the frame's edge need not be drawn anew.
         """
-        head = f"{self.number} {self.name}  NVML"
         known = snapshot(frame)
+        off = _off(known)
+        if off is not None:
+            return off.title(frame)
+        head = f"{self.number} {self.name}  NVML"
         if known.age_ns is None:
             return f"{head} no sample"
         interval, history = _rounded(known.cadence_ns), f"history {span(frame.span_ns)}"
@@ -64,6 +69,9 @@ class GpuPane:
         if width <= 0 or height <= 0:
             return fit_lines((), width, height)
         known = snapshot(frame)
+        off = _off(known)
+        if off is not None:
+            return off.render(frame)
         foot = _foot(frame, known)
         room = height - 1 if foot and height > 2 else height
         body = [settle(line, width) for line in _body(frame, known, room)[:room]]
@@ -74,6 +82,9 @@ class GpuPane:
         """The worst GPU in one line: its flags first, then its bandwidth and memory."""
         width = frame.size.width
         known = snapshot(frame)
+        off = _off(known)
+        if off is not None:
+            return off.summary(frame)
         head: Line = ((f"{self.number} {self.name}  ", "title"),)
         if not known.gpus:
             return fit((*head, (_nothing(known), "dim")), width)
@@ -85,6 +96,14 @@ class GpuPane:
         if frame.state.processes:
             return len(read_processes(frame))
         return len(snapshot(frame).gpus)
+
+
+def _off(known: Snapshot) -> WaitingPane | None:
+    """What stands in for the pane while there is no GPU to show and the collector as a whole says why."""
+    if known.gpus:
+        return None
+    said = next((one for one in known.reasons if not (one.channel or one.field or one.scope)), None)
+    return WaitingPane("gpu", 2, shows.GPU, said.text, said.remedy) if said is not None else None
 
 
 def _rounded(interval_ns: int) -> str:
@@ -272,18 +291,19 @@ def _foot(frame: Frame, known: Snapshot) -> Line:
     """The reason that matters most, how many more there are, and what NVML cannot say at all."""
     distinct = list({reason.text: reason for reason in known.reasons if reason.text}.values())
     parts: list[Line] = []
+    width = frame.size.width - 1
     if distinct:
-        parts.append(_reason(distinct[0], len(distinct) - 1))
+        parts.append(_reason(distinct[0], len(distinct) - 1, width))
     if len(known.gpus) > 1 and any(bandwidth_field(gpu) == "mem_busy_pct" for gpu in known.gpus):
         parts.append(((BUSY_NOTE, "dim"),))
     if not any(gpu.deep for gpu in known.gpus):
         parts.append(deep_note(statuses(frame), short=bool(parts)))
-    line = join(parts, "   ")
+    line = shorten(join(parts, "   "), width)
     return ((" ", ""), *line) if line else ()
 
 
-def _reason(reason: Reason, others: int) -> Line:
+def _reason(reason: Reason, others: int, width: int) -> Line:
     where = " ".join(word for word in (reason.scope, reason.field) if word)
     words = f"{where}: {reason.text}" if where else reason.text
     wrong = reason.rank <= 2  # error, unavailable or restarting: something broke; the others are limits
-    return trouble_line(words, reason.remedy, others, is_wrong=wrong)
+    return trouble_line(words, reason.remedy, others, width, is_wrong=wrong)

@@ -76,7 +76,7 @@ def gpu_flags(row: Mapping[str, float], xids: Sequence[int] = ()) -> Iterator[Fl
     yield from _over(row, "temp_c", TEMP_HIGH_C, "hot", "C")
     yield from _over(row, "mem_temp_c", MEM_TEMP_HIGH_C, "hbm hot", "C")
     if hbm_used_pct(row) > HBM_USED_HIGH_PCT:
-        yield Flag(WARN, f"hbm {_floor(hbm_used_pct(row))} %")
+        yield Flag(WARN, f"hbm {number(hbm_used_pct(row), 0)} %")
     yield from _over(row, "hbm_bw_pct", HBM_BW_HIGH_PCT, "bw", "%")
 
 
@@ -121,8 +121,4 @@ def _memory_faults(row: Mapping[str, float]) -> Iterator[Flag]:
 def _over(row: Mapping[str, float], field: str, limit: float, words: str, unit: str) -> Iterator[Flag]:
     value = row.get(field, math.nan)
     if value > limit:
-        yield Flag(WARN, f"{words} {_floor(value)} {unit}")
-
-
-def _floor(value: float) -> str:
-    return number(math.floor(value) if math.isfinite(value) else value, 0)
+        yield Flag(WARN, f"{words} {number(value, 0)} {unit}")

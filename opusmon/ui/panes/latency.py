@@ -338,7 +338,7 @@ def _foot(known: Snapshot, width: int) -> Line:
     if not notes:
         return ()
     rank, words, remedy = min(notes, key=lambda note: note[0])
-    line = trouble_line(words, remedy, len(notes) - 1, is_wrong=rank <= WRONG_RANK)
+    line = trouble_line(words, remedy, len(notes) - 1, width - 1, is_wrong=rank <= WRONG_RANK)
     return fit(((" ", ""), *line), width)
 
 

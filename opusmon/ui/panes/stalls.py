@@ -267,7 +267,7 @@ def _list(frame: Frame, known: Snapshot, width: int, height: int) -> list[Line]:
 
 def _foot(frame: Frame, known: Snapshot) -> list[Line]:
     """What the collector cannot see, if anything, and the host."""
-    trouble = _trouble(known.statuses)
+    trouble = _trouble(known.statuses, frame.size.width)
     host = host_line(frame.view, frame.t, frame.size.width)
     return [trouble, host] if trouble and frame.size.height > MIN_DETAIL_LINES else [host]
 
@@ -277,11 +277,11 @@ def _is_wrong(status: Status) -> bool:
     return status.is_whole or (status.rank <= WRONG_RANK and status.state != "unavailable")
 
 
-def _trouble(statuses: Sequence[Status]) -> Line:
+def _trouble(statuses: Sequence[Status], width: int) -> Line:
     """The reason that matters most and how many more there are."""
     found = troubles(statuses)
     if not found:
         return ()
     first = min(found, key=lambda status: (not _is_wrong(status), status.rank))
-    line = trouble_line(first.text, first.remedy, len(found) - 1, is_wrong=_is_wrong(first))
+    line = trouble_line(first.text, first.remedy, len(found) - 1, width - 1, is_wrong=_is_wrong(first))
     return ((" ", ""), *line)

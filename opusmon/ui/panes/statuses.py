@@ -12,7 +12,7 @@ from opusmon.clock import NS
 from opusmon.triage.severity import distinct
 from opusmon.ui.panes.base import View, has
 from opusmon.ui.panes.waiting import NO_DATA, WaitingPane
-from opusmon.ui.text import Line, clean
+from opusmon.ui.text import Line, clean, line_cells, shorten
 
 STATUS_LOOKBACK_NS = KEYFRAME_NS + 5 * NS
 """What holds is said again every `KEYFRAME_NS`."""
@@ -106,16 +106,18 @@ def waiting(name: str, number: int, shows: Sequence[str], said: Status | None) -
     return None if said.is_ok else WaitingPane(name, number, shows, said.why, said.remedy)
 
 
-def trouble_line(words: str, remedy: str, others: int, *, is_wrong: bool) -> Line:
-    """`! words (remedy)  +3 more`, for the foot of a pane.
+def trouble_line(words: str, remedy: str, others: int, width: int, *, is_wrong: bool) -> Line:
+    """`! words (remedy)  +3 more`, for the foot of a pane; how many more there are is never cut off.
 
     Args:
         words: the reason that matters most.
         remedy: what mends it, "" where nothing does.
         others: how many more there are.
+        width: most cells.
         is_wrong: something is broken or kept from us; else it is a limit, and drawn quietly.
     """
     line: Line = ((f"! {words}" if is_wrong else words, "warn" if is_wrong else "dim"),)
     if remedy:
         line = (*line, (f" ({remedy})", "key" if is_wrong else "dim"))
-    return (*line, ("  ", ""), (f"+{others} more", "dim")) if others else line
+    tail: Line = (("  ", ""), (f"+{others} more", "dim")) if others else ()
+    return (*shorten(line, width - line_cells(tail)), *tail)

@@ -40,7 +40,7 @@ from opusmon.ui.panes.streams_table import (
     table_row,
 )
 from opusmon.ui.panes.waiting import WaitingPane
-from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells, spread
+from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells, spread, wrapped
 
 LATE_INTERVALS = 1.5
 """A newest row older than this many intervals is worth saying in the title."""
@@ -87,7 +87,7 @@ class StreamsPane:
         off = _off(known)
         if off is not None:
             return off.render(frame)
-        foot = _foot(known.statuses) if height > 2 else ()
+        foot = _foot(known.statuses, width) if height > 2 else ()
         room = height - 1 if foot else height
         body = [settle(line, width) for line in _body(frame, known, room)[:room]]
         body.extend([settle((), width)] * (room - len(body)))
@@ -155,7 +155,7 @@ def _blind_words(known: Snapshot) -> str:
 def _body(frame: Frame, known: Snapshot, height: int) -> list[Line]:
     blind: list[Line] = [((f" {_blind_words(known)}", "warn"),)] if known.blind else []
     if not known.total:
-        return [_device_line(frame, known), *blind, *_nothing(known)]
+        return [_device_line(frame, known), *blind, *_nothing(known, frame.size.width)]
     if not known.streams:
         words = f'no stream matches "{clean(frame.state.filter)}"'
         return [_device_line(frame, known), *blind, ((f" {words}", "dim"),)]
@@ -165,10 +165,10 @@ def _body(frame: Frame, known: Snapshot, height: int) -> list[Line]:
     return [*blind, *_table(frame, known, room)]
 
 
-def _nothing(known: Snapshot) -> list[Line]:
+def _nothing(known: Snapshot, width: int) -> list[Line]:
     said = known.collector
     reason = said.reason if said is not None else ""
-    return [(), *([((f" {reason}", "value"),)] if reason else []), ((f" {NO_CALLS}", "dim"),)]
+    return [(), *wrapped(reason, width, " ", "value"), ((f" {NO_CALLS}", "dim"),)]
 
 
 def _device_line(frame: Frame, known: Snapshot) -> Line:
@@ -340,11 +340,13 @@ def _detail_height(width: int, height: int, spare: int) -> int:
     return max(BRIEF_LINES if height >= BRIEF_DETAIL_LINES else 0, min(spare, full))
 
 
-def _foot(statuses: Sequence[Status]) -> Line:
+def _foot(statuses: Sequence[Status], width: int) -> Line:
     """The reason that matters most and how many more there are: the collector's own trouble before its limits."""
     found = troubles(statuses)
     if not found:
         return ()
     first = min(found, key=lambda status: status.rank)
-    line = trouble_line(first.text, first.remedy, len(found) - 1, is_wrong=first.rank <= WRONG_RANK)
+    line = trouble_line(
+        first.text, first.remedy, len(found) - 1, width - 1, is_wrong=first.rank <= WRONG_RANK
+    )
     return ((" ", ""), *line)

@@ -28,7 +28,7 @@ from opusmon.ui.playhead import Mode, Playhead
 from opusmon.ui.screens.cost import cost_lines
 from opusmon.ui.screens.sheet import Sheet
 from opusmon.ui.screens.timescreen import TimeScreen
-from opusmon.ui.text import Line, clean, fit
+from opusmon.ui.text import Line, clean, fit, shorten
 from opusmon.ui.widgets import timeline
 from opusmon.ui.widgets.lines import LinesWidget
 from opusmon.ui.widgets.panels import PaneWidget, TimeBarWidget
@@ -215,19 +215,23 @@ class Dashboard(TimeScreen):
         self.app.push_screen(Sheet("findings", lines, self._glyphs))
 
     def action_explain(self) -> None:
-        """What moved first in the span shown, against the one before it."""
-        self.say("comparing the span shown with the one before it")
+        """What moved first in the span shown, against the time before it."""
+        self.say("comparing the span shown with the time before it")
         self.call_after_refresh(self._explain)
 
     def _explain(self) -> None:
         from opusmon.triage.explain import ExplainError, explain
         from opusmon.triage.sequence import lines as sequence_lines
 
-        t = self.playhead.t
+        window, t = self.session.window, self.playhead.t
+        # Half of what there is, where the span leaves less than that to compare it with.
+        begin = max(t - self.span_ns, (window.t0 + t) // 2)
         try:
-            told = explain(self.session.window, t - self.span_ns, t)
-        except ExplainError as error:
-            self.say(str(error))
+            told = explain(window, begin, t)
+        except ExplainError:
+            self.say(
+                "too little is measured up to this time to compare: go further on, or take a longer span"
+            )
             return
         shown: list[Line] = [
             ((clean(line), ""),) for line in sequence_lines(told, min(self.size.width - 6, 110))
@@ -309,7 +313,7 @@ class Dashboard(TimeScreen):
 
     def _footer(self) -> Line:
         if self._message:
-            return fit(self._message, self.size.width)
+            return fit(shorten(self._message, self.size.width), self.size.width)
         return footer(self.size.width, paused=self.playhead.mode is Mode.PAUSE, follows=self.session.follows)
 
     # -- panes -----------------------------------------------------------------------------------------------
@@ -325,7 +329,9 @@ class Dashboard(TimeScreen):
         """Give a pane the keys, and in a small terminal the room."""
         self._current = number
         for pane in self._panes:
-            pane.set_class(pane.pane.number == number, "-current")
+            is_current = pane.pane.number == number
+            pane.set_class(is_current, "-current")
+            pane.state = replace(pane.state, maximized=self._maximized and is_current)
         self._pane().focus()
         self.call_after_refresh(self.frame)
 
@@ -345,9 +351,7 @@ class Dashboard(TimeScreen):
         """Give the current pane the whole screen, or take it back."""
         self._maximized = not self._maximized
         self.set_class(self._maximized, "-max")
-        for pane in self._panes:
-            pane.state = replace(pane.state, maximized=self._maximized and pane.pane.number == self._current)
-        self.call_after_refresh(self.frame)
+        self.action_pane(self._current)
 
     def action_lane(self) -> None:
         """Show the event lane, or put it away."""
@@ -409,7 +413,11 @@ class Dashboard(TimeScreen):
         """Show what watching costs."""
         window = self.session.window
         self.app.push_screen(
-            Sheet("what watching costs", lambda: cost_lines(window, self.playhead.t), self._glyphs)
+            Sheet(
+                "what watching costs",
+                lambda: cost_lines(window, self.playhead.t, self.size.width - 5),
+                self._glyphs,
+            )
         )
 
     def action_bookmark(self) -> None:

@@ -40,7 +40,9 @@ class Prompt(ModalScreen[None]):
         with Vertical(id="prompt"):
             yield Static(self._question, id="question", markup=False)
             yield Input(self._value, id="answer", compact=True, select_on_focus=True)
-            yield Static("", id="problem", markup=False)
+            problem = Static("", id="problem", markup=False)
+            problem.display = False
+            yield problem
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:
@@ -48,4 +50,7 @@ class Prompt(ModalScreen[None]):
         problem = self._accept(event.value.strip())
         if not problem:
             self.dismiss()
-        self.query_one("#problem", Static).update(problem)
+            return
+        line = self.query_one("#problem", Static)
+        line.update(problem)
+        line.display = True

@@ -73,7 +73,7 @@ class TimeScreen(Screen[None]):
 
     def action_goto(self) -> None:
         """Ask for a time and go there."""
-        self.ask("Go to (14:03, -90s, 0:30, 10m, ISO 8601)", self._goto)
+        self.ask("Go to (14:03, 10m after the start, -90s before the end, ISO 8601)", self._goto)
 
     def _goto(self, text: str) -> str:
         window = self.session.window
@@ -113,6 +113,7 @@ class TimeScreen(Screen[None]):
             self.say("a live session has one speed; T and J go back in it")
             return
         self.playhead.faster(direction)
+        self.say(f"replay speed x{self.playhead.speed:g}")
 
     @on(TimeBarWidget.Picked)
     def picked(self, event: TimeBarWidget.Picked) -> None:

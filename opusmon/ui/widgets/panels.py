@@ -10,8 +10,11 @@ from textual.message import Message
 
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.panes.base import Frame, Pane, PaneState, Size, Tracking, View
-from opusmon.ui.text import Line, box
+from opusmon.ui.text import Line, box, clean, plain, shorten
 from opusmon.ui.widgets.lines import LinesWidget
+
+FILTER_CELLS = 24
+"""Most of a filter's words that a title shows."""
 
 
 class PaneWidget(LinesWidget, can_focus=True):
@@ -47,12 +50,14 @@ class PaneWidget(LinesWidget, can_focus=True):
             return
         frame = Frame(view, t, span_ns, Size(width, height), self._glyphs, self.state)
         if height < 3:
-            self.set_lines([self.pane.summary(frame)])
+            # What is wrong elsewhere must not hide behind a filter that is out of sight.
+            overview = replace(frame, state=replace(self.state, filter=""))
+            self.set_lines([self.pane.summary(overview)])
             return
         inner = replace(frame, size=Size(max(width - 2, 0), height - 2))
         inner = self._follow(inner)
         self._items = self.pane.items(inner)
-        title = self.pane.title(inner)
+        title = self._title(inner)
         lines = self.pane.render(inner)
         edge = (title, width, height, self.has_focus)
         if (
@@ -60,6 +65,15 @@ class PaneWidget(LinesWidget, can_focus=True):
         ):  # a pane may answer with the very list of last time
             self._inside, self._edge = lines, edge
             self.set_lines(box(lines, title, width, height, focused=self.has_focus, glyphs=self._glyphs))
+
+    def _title(self, frame: Frame) -> str:
+        """The pane's title; a filter stands first in it, since the numbers are not those of everything."""
+        title = self.pane.title(frame)
+        if not self.state.filter:
+            return title
+        head = f"{self.pane.number} {self.pane.name}"
+        words = plain(shorten(((clean(self.state.filter), ""),), FILTER_CELLS))
+        return f'{head}  filter "{words}"{title.removeprefix(head)}'
 
     def _follow(self, frame: Frame) -> Frame:
         """Keep the selected item selected while a list moves on under it; the first place follows the newest."""
