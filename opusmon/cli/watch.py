@@ -161,8 +161,8 @@ def check_proxy(words: Mapping[str, str | None]) -> None:
             if value:
                 checks.get(option, parse_listen)(value)
         except ProxyUnavailable as error:
-            # What was typed for an upstream is not repeated: it may hold a password.
-            shown = option if checks.get(option) is parse_upstream else f"{option} {value}"
+            # A password or a query is not repeated.
+            shown = option if value and set("@?#") & set(value) else f"{option} {value}"
             raise CliError(f"{shown}: {error.why.reason}") from error
 
 
