@@ -21,6 +21,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "no-discover": bool,
     "proxy": str,
     "proxy-listen": str,
+    "proxy-allow": list,
     "otlp-listen": str,
     "slo": list,
     "span": str,

@@ -323,7 +323,7 @@ def test_summary_as_text() -> None:
         "lasts     9 s",
         "host      gpu-host-7  kernel 6.8.0-85-generic  driver 580.159.04",
         "opusmon   0.1.0",
-        "closed    no: being written, or its writer was killed",
+        "closed    no: being written, its writer was killed, or it was copied while it was written",
         "gpus      0  NVIDIA H200  GPU-11",
         "          1  NVIDIA?[2J H200  GPU-22",
         "channels  gpu_device      event               4 rows",

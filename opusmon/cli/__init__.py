@@ -24,22 +24,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] != "check":
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     debug = "--debug" in words
+    _stand_in()
+    status = OK
     try:
         if words[0] in ("live", "record"):
             verbs[words[0]].set_defaults(**config.defaults(screen=words[0] == "live"))
-        args = parser.parse_args(_join_times(words))
-        status: int = args.run(args)
+        try:
+            args = parser.parse_args(_join_times(words))
+            status = args.run(args)
+        except SystemExit:  # the help was asked for, or a word cannot be used
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        _drop_unwritten()
     except Exception as error:
         if debug or not _expected(error):
             raise
         print(f"opusmon: {printable(str(error))}", file=sys.stderr)
+        _drop_unwritten()
         return ERROR
     return status
+
+
+def _stand_in() -> None:
+    """Put something in the place of a standard stream that is closed (`>&-`).
+
+    A recording must not become file number 1, and Python prints to stdout what is meant for a missing stderr.
+    Writing to the stand-in for stdout fails: whoever asked for data must learn that there is none.
+    """
+    for name, how in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            file = os.open(os.devnull, how)
+            os.set_inheritable(file, True)
+            setattr(sys, name, os.fdopen(file, "r" if name == "stdin" else "w"))
+
+
+def _drop_unwritten() -> None:
+    """Forget what stdout does not take: Python would complain of it at the end, and make the status its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _join_times(words: list[str]) -> list[str]:

@@ -173,6 +173,13 @@ def _measuring_requests(parser: argparse.ArgumentParser) -> None:
         "--proxy-listen", metavar="ADDRESS", help="127.0.0.1:PORT or unix:PATH (default 127.0.0.1:8788)"
     )
     group.add_argument(
+        "--proxy-allow",
+        action="append",
+        default=[],
+        metavar="PATHS",
+        help="forward these as well: /v1/rerank,/api/* (repeatable)",
+    )
+    group.add_argument(
         "--probe", metavar="URL", help="send small requests to this Messages endpoint; spends tokens"
     )
     group.add_argument("--probe-model", metavar="MODEL", help="model for --probe")
@@ -218,6 +225,13 @@ def _requests(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default="127.0.0.1:8788",
         metavar="ADDRESS",
         help="127.0.0.1:PORT or unix:PATH (default 127.0.0.1:8788)",
+    )
+    proxy.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PATHS",
+        help="forward these as well: /v1/rerank,/api/* (repeatable)",
     )
     proxy.add_argument("--duration", metavar="TIME", help="stop after this long; default: until interrupted")
     proxy.add_argument(

@@ -7,7 +7,18 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from opusmon.cli.words import OK, CliError, columns_lines, need_terminal, open_recording, write_private
+from opusmon.cli.words import (
+    ERROR,
+    OK,
+    CliError,
+    columns_lines,
+    need_rows,
+    need_terminal,
+    open_recording,
+    range_of,
+    say_damage,
+    write_private,
+)
 
 if TYPE_CHECKING:
     from opusmon.session import Session
@@ -98,20 +109,14 @@ def info(args: argparse.Namespace) -> int:
 def dump(args: argparse.Namespace) -> int:
     """`opusmon dump`."""
     from opusmon.export.rows import dump as write_rows
-    from opusmon.times import parse_time
 
     with open_recording(args.file) as recording:
+        need_rows(recording)
         if args.channel not in recording.channels:
             names = ", ".join(sorted(recording.channels))
             raise CliError(f"{args.file} has no channel {args.channel!r}; it has {names}")
-        t0, t1 = recording.t0 - 1, recording.t1
-        if args.begin:
-            # A row at exactly that time is wanted, and ranges are open at their start.
-            t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1) - 1
-        if args.end:
-            t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
-        write_rows(recording, args.channel, t0, t1, args.format, sys.stdout)
-    return OK
+        write_rows(recording, args.channel, *range_of(args, recording), args.format, sys.stdout)
+        return ERROR if say_damage(recording) else OK
 
 
 def rescue(args: argparse.Namespace) -> int:

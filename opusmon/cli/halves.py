@@ -136,6 +136,8 @@ def main() -> None:
     with Recording.open(Path(order["path"]), through=True) as recording:
         starts = [start for start in run.pieces(t0, t1) if start >= order["from"]]
         found = run.gathered(Window.over(recording), t0, t1, starts, order["limits"])
+        if recording.damaged_chunks:  # the parent looks itself, and so learns of them
+            sys.exit(1)
     sys.stdout.write(to_json(found))
 
 

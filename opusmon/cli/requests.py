@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opusmon.cli.watch import headless
+from opusmon.cli.watch import check_proxy, headless
 from opusmon.cli.words import ERROR, OK, CliError, size_b_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def proxy(args: argparse.Namespace) -> int:
     from opusmon.session import LiveSession, default_path, plan
     from opusmon.times import parse_duration
 
-    wanted = plan(["proxy"], {"proxy": {"upstream": args.upstream, "listen": args.listen}})
+    check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
+    options = {"upstream": args.upstream, "listen": args.listen, "allow": args.allow}
+    wanted = plan(["proxy"], {"proxy": options})
     session = LiveSession(
         wanted,
         SystemClock(),

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
 
-from opusmon.cli.words import FINDINGS, OK, CliError, open_recording
+from opusmon.cli.words import (
+    ERROR,
+    FINDINGS,
+    OK,
+    CliError,
+    need_rows,
+    open_recording,
+    range_of,
+    say_damage,
+)
 
 LEVELS = {"note": 1, "warning": 2, "critical": 3}
 
@@ -19,33 +29,35 @@ def triage(args: argparse.Namespace) -> int:
     if args.file is None:
         raise CliError("name the recording: opusmon triage FILE")
     from opusmon.cli.halves import look_over
-    from opusmon.times import parse_time
     from opusmon.triage import report
     from opusmon.triage.limits import overridden
     from opusmon.window import Window
 
     limits = overridden(_limits(args.limits))
     with open_recording(args.file, through=True) as recording:
+        need_rows(recording)
         view = Window.over(recording)
-        t0, t1 = recording.t0 - 1, recording.t1
-        if args.begin:
-            t0 = parse_time(args.begin, anchors=recording.anchors, t0=recording.t0, t1=recording.t1) - 1
-        if args.end:
-            t1 = parse_time(args.end, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+        t0, t1 = range_of(args, recording)
         found = look_over(recording, t0, t1, limits, _progress)
         if args.scenarios:
             from opusmon.triage.scenarios import causes, of_stalls, scenarios, table
             from opusmon.triage.scene import Scene
 
             scene = Scene(view, t0, t1, limits)
-            print("\n".join(table(scenarios(scene, [*causes(found), *of_stalls(scene)]))))
+            text = "\n".join(table(scenarios(scene, [*causes(found), *of_stalls(scene)]))) + "\n"
         elif args.json:
-            print(report.as_json(found, recording.anchors, args.file.name))
+            text = report.as_json(found, recording.anchors, args.file.name) + "\n"
         elif args.markdown:
-            print(report.as_markdown(found, recording.anchors, args.file.name), end="")
+            text = report.as_markdown(found, recording.anchors, args.file.name)
         else:
-            print(report.as_text(found, recording.anchors), end="")
-    return FINDINGS if any(one.severity >= LEVELS[args.fail_on] for one in found) else OK
+            text = report.as_text(found, recording.anchors)
+        # Who reads only the first lines gets the status all the same.
+        with contextlib.suppress(BrokenPipeError):
+            print(text, end="")
+        damaged = say_damage(recording)
+    if any(one.severity >= LEVELS[args.fail_on] for one in found):
+        return FINDINGS
+    return ERROR if damaged else OK
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -61,12 +73,14 @@ def explain(args: argparse.Namespace) -> int:
     if args.llm and not args.model:
         raise CliError("--llm needs --model, as the server names it")
     with open_recording(args.file) as recording:
+        need_rows(recording)
 
         def at(text: str) -> int:
             return parse_time(text, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
 
         before = (at(args.before[0]), at(args.before[1])) if args.before else None
         told = compare(Window.over(recording), at(args.begin), at(args.end), before)
+        say_damage(recording)
         if args.json:
             print(json.dumps(to_json(told), indent=2))
             return OK

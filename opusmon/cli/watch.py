@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opusmon.cli.files import show
@@ -42,13 +42,14 @@ def headless(session: LiveSession, duration: str | None) -> int:
     from opusmon.times import parse_duration
 
     duration_s = parse_duration(duration) / 1e9 if duration else None
-    said: list[str] = []
+    said = ""
 
     def report() -> None:
+        nonlocal said
         state = session.recording
-        if state is not None and state.error not in ("", *said[-1:]):
-            said.append(state.error)
-            print(f"opusmon: {state.error}", file=sys.stderr)
+        if state is not None and state.error != said:
+            said = state.error
+            print(f"opusmon: {said or 'recording again'}", file=sys.stderr)
 
     async def until_stopped() -> None:
         task = asyncio.ensure_future(run(session, duration_s, report))
@@ -126,20 +127,43 @@ def _check_addresses(args: argparse.Namespace) -> None:
             except AddressError as error:
                 raise CliError(f"--engine: {error}") from error
     if args.proxy or args.otlp_listen:
-        from opusmon.collectors.proxy.errors import ProxyUnavailable
-        from opusmon.collectors.proxy.rules import parse_listen, parse_upstream
+        words = {
+            "--proxy": args.proxy,
+            "--proxy-listen": args.proxy_listen,
+            "--proxy-allow": ",".join(args.proxy_allow),
+            "--otlp-listen": args.otlp_listen,
+        }
+        check_proxy(words)
 
-        checks = (
-            ("--proxy", args.proxy, parse_upstream),
-            ("--proxy-listen", args.proxy_listen, parse_listen),
-            ("--otlp-listen", args.otlp_listen, parse_listen),
-        )
-        for option, value, check in checks:
-            try:
-                if value:
-                    check(value)
-            except ProxyUnavailable as error:
-                raise CliError(f"{option} {value}: {error.why.reason}") from error
+
+def check_proxy(words: Mapping[str, str | None]) -> None:
+    """Refuse addresses and paths that a proxy, or a receiver, would refuse.
+
+    Before anything is started: a password in a URL must not reach another process's command line.
+
+    Args:
+        words: by option, what it says.
+
+    Raises:
+        CliError: one cannot be used.
+    """
+    from opusmon.collectors.proxy.errors import ProxyUnavailable
+    from opusmon.collectors.proxy.rules import parse_allow, parse_listen, parse_upstream
+
+    checks: Mapping[str, Callable[[str], object]] = {
+        "--proxy": parse_upstream,
+        "--upstream": parse_upstream,
+        "--proxy-allow": parse_allow,
+        "--allow": parse_allow,
+    }
+    for option, value in words.items():
+        try:
+            if value:
+                checks.get(option, parse_listen)(value)
+        except ProxyUnavailable as error:
+            # A password or a query is not repeated.
+            shown = option if value and set("@?#") & set(value) else f"{option} {value}"
+            raise CliError(f"{shown}: {error.why.reason}") from error
 
 
 def _say_what_it_spends(options: Mapping[str, Any]) -> None:
@@ -176,7 +200,7 @@ def _options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "streams": {"launch_budget_pct": budget_pct},
         "stalls": {"threshold_ns": threshold_ns, "budget_pct": budget_pct},
         "engine": {"urls": args.engine or None, "discover": False if args.no_discover else None},
-        "proxy": {"upstream": args.proxy, "listen": args.proxy_listen},
+        "proxy": {"upstream": args.proxy, "listen": args.proxy_listen, "allow": args.proxy_allow or None},
         "canary": {
             "base_url": args.probe,
             "model": args.probe_model,

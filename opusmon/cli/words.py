@@ -38,6 +38,54 @@ def open_recording(path: Path, *, through: bool = False) -> Recording:
     return recording
 
 
+def need_rows(recording: Recording) -> None:
+    """Fail for a recording without rows: that nothing is wrong in it would say nothing.
+
+    Raises:
+        CliError: it has none.
+    """
+    if recording.t1:
+        return
+    if recording.finished:
+        raise CliError(f"{recording.path} holds no rows: it was closed before anything was recorded")
+    raise CliError(
+        f"{recording.path} holds no rows: nothing was written yet, or it was copied without its -wal file; "
+        f'copy it with: sqlite3 FILE ".backup COPY"'
+    )
+
+
+def range_of(args: argparse.Namespace, recording: Recording) -> tuple[int, int]:
+    """`--from` and `--to` as `t0 < t <= t1`, monotonic ns; all of the recording where they are missing.
+
+    Raises:
+        CliError: the one lies behind the other.
+        TimeError: one is no time, or outside the recording.
+    """
+    from opusmon.times import parse_time
+
+    first, last = (
+        missing
+        if text is None
+        else parse_time(text, anchors=recording.anchors, t0=recording.t0, t1=recording.t1)
+        for text, missing in ((args.begin, recording.t0), (args.end, recording.t1))
+    )
+    if first > last:
+        raise CliError(
+            f"--from {args.begin} lies after --to {args.end or 'the end'}: nothing is between them"
+        )
+    # A row at exactly the first instant is wanted, and ranges are open at their start.
+    return first - 1, last
+
+
+def say_damage(recording: Recording) -> bool:
+    """Tell of the chunks that could not be read, if there were any; whether there were."""
+    count = recording.damaged_chunks
+    if count:
+        chunks = "1 damaged chunk" if count == 1 else f"{count:,} damaged chunks"
+        print(f"opusmon: {chunks} of {recording.path} left out: rows are missing here", file=sys.stderr)
+    return count > 0
+
+
 def need_terminal(args: argparse.Namespace) -> None:
     """Fail when there is nowhere to draw.
 

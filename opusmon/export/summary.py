@@ -15,6 +15,7 @@ from opusmon.text import printable
 from opusmon.times import format_duration, format_iso
 
 _LABEL_COLUMNS = 10
+_NOT_CLOSED = "no: being written, its writer was killed, or it was copied while it was written"
 
 
 class SummarySource(RowSource, Protocol):
@@ -66,7 +67,10 @@ class SummarySource(RowSource, Protocol):
 
 
 def summary(recording: SummarySource, tz: tzinfo | None = None) -> dict[str, Any]:
-    """The facts about a recording; values are JSON types, times ISO 8601 in `tz` (None: this machine's zone)."""
+    """The facts about a recording; values are JSON types, times ISO 8601 in `tz` (None: this machine's zone).
+
+    Without rows there is no `start` and no `end`: they are null.
+    """
     session, anchors = recording.session, recording.anchors
     counts, gpus = _counts(recording), _gpus(recording)
     marks = recording.marks()
@@ -75,8 +79,8 @@ def summary(recording: SummarySource, tz: tzinfo | None = None) -> dict[str, Any
     return {
         "file": str(recording.path),
         "size_b": recording.size_b,
-        "start": format_iso(anchors, recording.t0, tz),
-        "end": format_iso(anchors, recording.t1, tz),
+        "start": format_iso(anchors, recording.t0, tz) if recording.t1 else None,
+        "end": format_iso(anchors, recording.t1, tz) if recording.t1 else None,
         "duration_s": (recording.t1 - recording.t0) / NS,
         "t0": recording.t0,
         "t1": recording.t1,
@@ -108,15 +112,18 @@ def render(facts: Mapping[str, Any]) -> str:
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield _line("file", f"{facts['file']}  {_size(facts['size_b'])}")
-    yield _line("time", f"{_seconds(facts['start'])} to {_seconds(facts['end'])}")
-    yield _line("lasts", format_duration(round(facts["duration_s"] * NS)))
+    if facts["start"] is None:
+        yield _line("time", "no rows")
+    else:
+        yield _line("time", f"{_seconds(facts['start'])} to {_seconds(facts['end'])}")
+        yield _line("lasts", format_duration(round(facts["duration_s"] * NS)))
     host = [
         facts["host"] or "unknown host",
         *(f"{key} {facts[key]}" for key in ("kernel", "driver") if facts[key]),
     ]
     yield _line("host", "  ".join(host))
     yield _line("opusmon", facts["opusmon"] or "unknown version")
-    yield _line("closed", "yes" if facts["finished"] else "no: being written, or its writer was killed")
+    yield _line("closed", "yes" if facts["finished"] else _NOT_CLOSED)
     for label, gpu in zip(_labels("gpus"), facts["gpus"], strict=False):
         yield _line(label, f"{gpu['gpu']}  {gpu['name']}  {gpu['uuid']}")
     for label, (name, channel) in zip(_labels("channels"), facts["channels"].items(), strict=False):

@@ -281,12 +281,13 @@ def test_the_recording_is_not_written_to(triage, night: Path, tmp_path: Path) ->
     assert [path.name for path in tmp_path.glob("evidence*")] == ["evidence.opusmon"]
 
 
-def test_an_empty_recording_has_nothing(triage, tmp_path: Path) -> None:
+def test_an_empty_recording_is_not_said_to_be_without_faults(triage, tmp_path: Path) -> None:
     path = tmp_path / "empty.opusmon"
     recorder = Recorder(path, strings=Session().strings, clock=ManualClock(T0, NS), session={})
     recorder.close()
     done = triage(path)
-    assert (done.status, done.out) == (0, "nothing found\n")
+    assert (done.status, done.out) == (1, "")
+    assert "holds no rows: it was closed before anything was recorded" in done.err
 
 
 def test_channels_that_this_version_does_not_know_are_passed_over(

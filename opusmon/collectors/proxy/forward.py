@@ -112,7 +112,10 @@ class Forwarder:
             raise Refusal(405, f"opusmon forwards {', '.join(sorted(METHODS))} only")
         endpoint = self._paths.match(path)
         if not endpoint:
-            raise Refusal(404, "opusmon does not forward this path: allow it with --allow /path")
+            raise Refusal(
+                404,
+                "opusmon does not forward this path: allow it with --proxy-allow, or --allow of opusmon proxy",
+            )
         return endpoint
 
     async def _serve(self, request: web.BaseRequest, flight: Flight) -> web.StreamResponse:

@@ -122,7 +122,9 @@ def parse_allow(allow: str | Iterable[str]) -> tuple[str, ...]:
     paths = tuple(word for word in words if word)
     for path in paths:
         if not path.startswith("/") or path == "/*" or "*" in path[:-1]:
-            raise ProxyUnavailable(f"{path[:80]!r} is no path to allow", "--allow /v1/rerank,/tokenize")
+            raise ProxyUnavailable(
+                f"{path[:80]!r} is no path to allow", "Name paths such as /v1/rerank,/tokenize"
+            )
     return paths
 
 
