@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opusmon.checks.basis import of_torch, use_gpu
+from opusmon.checks.quiet import quiet
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import cases, load
 from opusmon.checks.worker import Say, use_own_caches
@@ -57,13 +58,13 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     else:
         say("starting inductor")
         try:
-            result.facts.append(
-                _seconds("inductor_start_s", start(device), "inductor's own first compilation")
-            )
+            with quiet(options):
+                start_s = start(device)
+            result.facts.append(_seconds("inductor_start_s", start_s, "inductor's own first compilation"))
         except Exception as error:
             result.not_measured.append(Missing(_TIMED, _no_inductor(error, device)))
         else:
-            runs += _compiled(result, given, device, say)
+            runs += _compiled(result, given, device, options, say)
     from opusmon.checks.compiled_problems import of_limits, of_recompiles
 
     result.problems += of_recompiles(runs)
@@ -139,7 +140,9 @@ def _traced(result: Result, given: Sequence[Case], say: Say) -> Run:
     return run
 
 
-def _compiled(result: Result, given: Sequence[Case], device: Any, say: Say) -> list[Run]:
+def _compiled(
+    result: Result, given: Sequence[Case], device: Any, options: Mapping[str, Any], say: Say
+) -> list[Run]:
     """Kernels, results and times; CUDA Graphs on a GPU."""
     from opusmon.checks import compiled_inductor as inductor
     from opusmon.checks.compiled_problems import compile_table
@@ -160,7 +163,8 @@ def _compiled(result: Result, given: Sequence[Case], device: Any, say: Say) -> l
         ),
         _seconds("first_call_s", first.seconds, "first call, compiling included"),
     ]
-    _compare(result, given, run, say)
+    with quiet(options):
+        _compare(result, given, run, say)
     columns = [("compiled", run)]
     if device is None:
         result.not_measured.append(
@@ -168,7 +172,8 @@ def _compiled(result: Result, given: Sequence[Case], device: Any, say: Say) -> l
         )
     else:
         columns += _with_cudagraphs(result, given, say)
-    result.tables.append(_times(result, given, columns, gpu=device is not None, say=say))
+    with quiet(options):
+        result.tables.append(_times(result, given, columns, gpu=device is not None, say=say))
     return [run]
 
 

@@ -82,6 +82,12 @@ def _incomparable(path: str, dtype: str, why: str) -> Difference:
 
 def _of_tensors(name: str, got: Any, expected: Any, *, by_largest: bool) -> Difference:
     dtype = str(expected.dtype).removeprefix("torch.")
+    if got.layout != expected.layout or got.is_nested != expected.is_nested:
+        return _incomparable(name, dtype, f"layout {got.layout} instead of {expected.layout}")
+    if expected.is_nested:
+        got, expected = (torch.nested.to_padded_tensor(one, 0.0) for one in (got, expected))
+    elif expected.layout != torch.strided:
+        got, expected = got.to_dense(), expected.to_dense()
     for aspect in ("shape", "dtype", "device"):
         one, two = getattr(got, aspect), getattr(expected, aspect)
         if one != two:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -17,11 +19,20 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opusmon.checks.graph_inputs import memory_of, tensors
+from opusmon.checks.graph_operators import (
+    index_kind,
+    is_indexing,
+    is_written_out,
+    reads_value,
+    sizes_by_value,
+)
 from opusmon.checks.result import Level
 from opusmon.checks.where import Place, here
 
-_READS = dict.fromkeys(("tolist", "numpy", "cpu", "__array__", "__repr__"), "host_copy")
+_READS = frozenset({"tolist", "numpy", "cpu", "__array__", "__repr__"})
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
+_MOVES = frozenset({"to", "cuda", "type_as"})
+_INDEXES = frozenset({"__getitem__", "__setitem__"})
 _CPU = re.compile(r"""["']cpu["']""")
 _OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order", "profiler"})
 _CHOOSING = frozenset({"cond", "while_loop"})
@@ -35,6 +46,17 @@ _WAITS = (
     ("Event.query", torch.cuda.Event, "query", "event_query"),
 )
 _DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss")
+_NUMPY_DRAWS = (
+    "rand",
+    "randn",
+    "randint",
+    "random",
+    "random_sample",
+    "uniform",
+    "normal",
+    "choice",
+    "permutation",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +84,7 @@ class Recorder:
         opaque: operators that are not torch's own, whose inside is not seen.
         new_tensors: outputs that took memory of their own.
         new_bytes: that memory.
+        threads: started during the call; what they do is not seen.
     """
 
     def __init__(
@@ -77,11 +100,13 @@ class Recorder:
         self.opaque: set[str] = set()
         self.new_tensors = 0
         self.new_bytes = 0
+        self.threads = 0
         self._on_gpu = on_gpu
         self._before = before
         self._after = after
         self._outer = ""
         self._checks_on_host = False
+        self._number_is_written = False
         self._of_host: dict[int, torch.Tensor] = {}
 
     @contextmanager
@@ -92,9 +117,12 @@ class Recorder:
             for name, owner, attribute, kind in _WAITS:
                 noted = self._noting(getattr(owner, attribute), name, kind)
                 stack.enter_context(_patched(owner, attribute, noted))
-            for name in _DRAWS:
-                noted = self._noting(getattr(random, name), f"random.{name}", "host_random")
-                stack.enter_context(_patched(random, name, noted))
+            for module, names in ((random, _DRAWS), (sys.modules.get("numpy.random"), _NUMPY_DRAWS)):
+                for name in names if module else ():
+                    drawn = getattr(module, name)
+                    noted = self._noting(drawn, f"{getattr(module, '__name__', '')}.{name}", "host_random")
+                    stack.enter_context(_patched(module, name, noted))
+            stack.enter_context(_patched(threading.Thread, "start", self._counting(threading.Thread.start)))
             stack.enter_context(_Functions(self))
             stack.enter_context(_Operations(self))
             yield
@@ -111,18 +139,26 @@ class Recorder:
         self._outer = (resolve_name(func) or name).replace("torch.Tensor.", "Tensor.")
         self.last = self._outer
         self._checks_on_host = not self._on_gpu and name == "one_hot" and _says_classes(args, kwargs)
+        self._number_is_written = name == "__setitem__" and not isinstance(args[2], torch.Tensor)
         if args and self._is_theirs(args[0]):
-            if kind := _READS.get(name):
-                self.note(kind, self._outer)
-            elif name == "to" and not self._on_gpu and _names_cpu():
+            if name in _READS or (name == "to" and not self._on_gpu and _names_cpu()):
                 self.note("host_copy", self._outer)
+            elif name in _INDEXES and is_written_out(args[1]):
+                self.note("host_tensor", self._outer)
         try:
             return self._called(name, func, args, kwargs)
         finally:
             self._outer = ""
-            self._checks_on_host = False
+            self._checks_on_host = self._number_is_written = False
 
     def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if name in _MOVES and not self._on_gpu and self._leaves_host(name, args, kwargs):
+            self.note("pageable_copy", self._outer)
+            made = func(*args, **kwargs)
+            # On the CPU it is the same tensor, which stays one of the host.
+            there = made.view_as(made)
+            self._of_host.pop(id(there), None)
+            return there
         if name not in _FROM_HOST or _has_tensor(args, kwargs):
             return func(*args, **kwargs)
         copied = self._is_copied(args, kwargs)
@@ -130,9 +166,24 @@ class Recorder:
         self.note(kind, self._outer, level)
         made = func(*args, **kwargs)
         if not copied:
-            # Kept alive, so that its id stays its own.
-            self._of_host[id(made)] = made
+            self._keep_of_host(made)
         return made
+
+    def _keep_of_host(self, made: Any) -> None:
+        # Kept alive, so that its id stays its own.
+        self._of_host |= {id(tensor): tensor for _, tensor in tensors(made)}
+
+    def _leaves_host(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a tensor of the host is told to go where others are, which would be the GPU."""
+        if id(args[0]) not in self._of_host:
+            return False
+        if name == "cuda":
+            return True
+        given = [*args[1:], *kwargs.values()]
+        other = [one for one in given if isinstance(one, torch.Tensor)]
+        if other:
+            return any(map(self._is_theirs, other))
+        return any(isinstance(one, str | torch.device) for one in given) and not _names_cpu()
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator of ATen or of the user's own."""
@@ -145,7 +196,7 @@ class Recorder:
         self.devices.update(str(tensor.device) for _, tensor in used)
         kind = self._kind(func, name, args, kwargs)
         # The call of the API above has said it already.
-        if kind and self._outer.rpartition(".")[2] not in _READS.keys() | _FROM_HOST:
+        if kind and self._outer.rpartition(".")[2] not in _READS | _FROM_HOST:
             self.note(kind, op, "note" if kind == "cpu_input" else "problem")
         if self._before is not None:
             self._before(op)
@@ -158,24 +209,46 @@ class Recorder:
         if self._after is not None:
             self._after(op, None)
         self._count([tensor for _, tensor in used], made)
+        if not self._on_gpu and self._is_of_host([tensor for _, tensor in used], kwargs):
+            self._keep_of_host(made)
         return made
 
     def _kind(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        first = next((tensor for _, tensor in tensors(args)), None)
-        theirs = first is not None and self._is_theirs(first)
         if self._checks_on_host:
             return None
-        if theirs and (
-            torch.Tag.data_dependent_output in _tags(func) or name.endswith("::_linalg_check_errors")
-        ):
+        if reads_value(func, name, args, kwargs, self._is_theirs):
             return "branch" if self._outer.endswith("__bool__") else "item"
         if name in _CHOOSING:
             return "branch"
-        if theirs and _sizes_by_value(func, name, args, kwargs):
+        if is_indexing(name):
+            return index_kind(name, args, self._is_theirs, is_number=self._number_is_written)
+        first = next((tensor for _, tensor in tensors(args)), None)
+        if self._is_theirs(first) and sizes_by_value(func, name, kwargs):
             return "dynamic_shape"
         if kwargs.get("generator") is not None:
             return "generator"
-        return _between_devices(name, args, kwargs) if self._on_gpu else None
+        if self._on_gpu:
+            # A number is written as a fill; it is in the code and changes with that only.
+            fills = self._number_is_written and name.startswith("aten::fill")
+            return None if fills else _between_devices(name, args, kwargs)
+        return self._copies(name, args)
+
+    def _copies(self, name: str, args: tuple[Any, ...]) -> str | None:
+        """Copies between the host and what is taken for the GPU."""
+        if name != "aten::copy_":
+            return None
+        there = self._is_theirs(args[0])
+        # One element is written by a copy, as `x[0, 0] = 1.0`; more by a fill.
+        of_host = self._number_is_written or not self._is_theirs(args[1])
+        if there:
+            return "pageable_copy" if of_host else None
+        return None if of_host else "host_copy"
+
+    def _is_of_host(self, used: list[torch.Tensor], kwargs: Mapping[str, Any]) -> bool:
+        """Whether what an operator makes lies on the host: of tensors of the host, or as the user's line says."""
+        if used:
+            return not any(map(self._is_theirs, used))
+        return kwargs.get("device") is not None and _names_cpu()
 
     def _is_theirs(self, value: Any) -> bool:
         """Whether it is a tensor of the GPU, or would be."""
@@ -202,6 +275,16 @@ class Recorder:
                 known.add(address)
                 self.new_tensors += 1
                 self.new_bytes += tensor.untyped_storage().nbytes()
+
+    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        caller = threading.get_ident()
+
+        @wraps(original)
+        def started(thread: threading.Thread) -> None:
+            self.threads += threading.get_ident() == caller
+            original(thread)
+
+        return started
 
     def _noting(self, original: Callable[..., Any], name: str, kind: str) -> Callable[..., Any]:
         @wraps(original)
@@ -256,12 +339,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         return self._recorder.operation(func, args, kwargs or {})
 
 
-def _tags(func: Any) -> Sequence[Any]:
-    """Of an operator; those of higher order, as torch.cond, have none."""
-    tags: Sequence[Any] = getattr(func, "tags", ())
-    return tags
-
-
 def _in_step_count() -> bool:
     """Whether an optimizer of torch reads how many steps it has made."""
     frame: FrameType | None = inspect.currentframe()
@@ -286,18 +363,6 @@ def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _names_cpu() -> bool:
     """Whether the user's line says "cpu" itself: without a GPU, `x.to(y.device)` and `.to(DEVICE)` mean it as well."""
     return bool(_CPU.search(here().line))
-
-
-def _sizes_by_value(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the size of what an operator makes, or of what it works on, depends on values."""
-    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
-        masked = any(index.dtype in (torch.bool, torch.uint8) for _, index in tensors(args[1]))
-        # One value of the host under a mask is masked_fill.
-        filled = name != "aten::index" and args[2].numel() == 1 and not args[2].is_cuda
-        return masked and not filled
-    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
-        return False
-    return torch.Tag.dynamic_output_shape in _tags(func)
 
 
 def _between_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

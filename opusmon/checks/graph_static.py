@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -26,6 +24,7 @@ from opusmon.checks.graph_inputs import (
 from opusmon.checks.graph_lines import StateWatch, following
 from opusmon.checks.graph_record import Recorder, Seen, standing_in
 from opusmon.checks.graph_words import problem, said
+from opusmon.checks.quiet import quiet
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.where import NOWHERE, innermost
@@ -49,7 +48,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     devices: set[str] = set()
     counts: list[tuple[str, int, int]] = []
     opaque: set[str] = set()
-    with _quiet(), standing_in():
+    threads = 0
+    with quiet(options), standing_in():
         for case in found:
             say(f"calling it {case.label}".rstrip())
             first = Recorder(on_gpu=False)
@@ -66,6 +66,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
             if not (on_gpu or recorder.last):
                 problems.append(replace(problem("empty_graph", _NOTHING, NOWHERE), change=_NOTHING_CHANGE))
             opaque |= recorder.opaque
+            threads = max(threads, recorder.threads)
             counts.append((case.label, recorder.new_tensors, recorder.new_bytes))
         _allocations(counts, result)
         problems = _each_once(problems) + _state(found[0], state, result)
@@ -83,23 +84,14 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
     if opaque and not on_gpu:
         why = "operators of one's own are seen from the outside only"
         result.not_measured.append(Missing(f"what happens inside {', '.join(sorted(opaque))}", why))
+    if threads and not on_gpu:
+        what = (
+            f"what {threads} thread{'s' if threads != 1 else ''} of the code do{'' if threads != 1 else 'es'}"
+        )
+        result.not_measured.append(Missing(what, "operations of the calling thread are seen"))
     if not on_gpu:
         result.not_measured.append(Missing("capture, replay, their results and times", _no_gpu()))
     return result
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Torch's own remarks about what it compiles are none of the report's."""
-    loud = logging.getLogger("torch")
-    level = loud.level
-    loud.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        loud.setLevel(level)
 
 
 def _no_gpu() -> str:
@@ -138,7 +130,7 @@ def _allocations(counts: Sequence[tuple[str, int, int]], result: Result) -> None
         result.tables.append(Table("allocated by torch's allocator in a call", columns, tuple(counts)))
         return
     _, tensors_made, size_b = counts[0]
-    text = f"{tensors_made} new tensors in a call, {size_b:,} bytes, from torch's allocator: fine inside a graph, "
+    text = f"{tensors_made} new tensor{'s' if tensors_made != 1 else ''} in a call, {size_b:,} bytes, from torch's allocator: fine inside a graph, "
     result.facts.append(Fact("new_tensors", tensors_made, f"{text}whose own pool they come from"))
 
 
@@ -237,7 +229,11 @@ def _export(case: Case, result: Result, say: Say) -> None:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             exported = torch.export.export(Whole(), case.args, dict(case.kwargs), strict=False)
         nodes = sum(node.op == "call_function" for node in exported.graph.nodes)
-        fact = Fact("exports", True, f"torch.export takes it as one graph of {nodes} operators")
+        fact = Fact(
+            "exports",
+            True,
+            f"torch.export takes it as one graph of {nodes} operator{'s' if nodes != 1 else ''}",
+        )
     except Exception as error:
         fact = Fact(
             "exports", False, f"torch.export does not take it: {type(error).__name__}: {said(str(error))}"

@@ -160,7 +160,11 @@ def _torch_file(path: Path) -> dict[str, Strided]:
     except (OSError, TargetError):
         raise
     except Exception as error:  # torch raises what its reading of hostile bytes happens to run into
-        why = "it holds more than tensors, or is none" if "weights_only" in str(error) else one_line(error)
+        why = f"it is cut short, or not what torch.save writes ({type(error).__name__})"
+        if "weights_only" in str(error):
+            why = "it holds more than tensors, or is none"
+        elif isinstance(error, RuntimeError):
+            why = one_line(error).partition(". ")[0]
         raise TargetError(f"{path} cannot be loaded with weights_only: {why}"[:300]) from error
     return of_values(found)
 

@@ -226,4 +226,7 @@ def _result(
     if not ended:
         return Result(name, target, error=f"the checked code closed the way to its answer{during}")
     how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+    if not stage:
+        why = f"the interpreter {how} before the check began"
+        return Result(name, target, error=why, remedy="--python PATH names a Python that has torch")
     return Result(name, target, error=f"the checked code {how}{during}")

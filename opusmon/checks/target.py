@@ -87,8 +87,10 @@ def _need_taken(make: Callable[..., Any], named: Mapping[str, Any]) -> None:
     try:
         inspect.signature(make).bind(**named)
     except TypeError as error:
-        given = "with those of --bucket" if named else "without arguments"
-        raise TargetError(f"the target is called {given}: {error} (--bucket NAME=V,V gives some)") from error
+        if named:
+            raise TargetError(f"the target is called with those of --bucket: {error}") from error
+        why = f"the target is called without arguments: {error} (--bucket NAME=V,V gives some)"
+        raise TargetError(why) from error
     except ValueError:
         # What is written in C may have no signature.
         return

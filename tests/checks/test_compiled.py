@@ -264,6 +264,14 @@ def test_the_users_caches_are_left_alone(monkeypatch, tmp_path, traced_only):
     assert not caches.cache_dir().startswith(str(tmp_path))
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_torch_logs_while_results_and_times_are_taken_is_shown_with_debug_only(capfd, debug):
+    options = {"target": f"{TARGETS / 'compiled_recompiles.py'}:counting", "debug": debug}
+    result = run("compile", options, limit_s=300)
+    assert [one.kind for one in result.problems if one.level == "problem"] == ["recompile_again"]
+    assert ("hit config.recompile_limit" in capfd.readouterr().err) is debug
+
+
 def test_a_crash_in_an_operators_fake_is_named_by_its_stage():
     result = run("compile", {"target": f"{TARGETS / 'compiled_ops.py'}:crashing"}, limit_s=120)
     assert result.error == (

@@ -124,3 +124,21 @@ def test_what_is_named_is_the_tensor_that_is_out_and_not_one_that_only_rounds():
     found = difference([("a", half + 8), ("b", one + 1e-3)], [("a", half), ("b", one)])
     assert (found.path, found.dtype, found.same) == ("b", "float64", False)
     assert found.max_abs == pytest.approx(1e-3)
+
+
+def test_sparse_results_are_compared_by_their_values():
+    one = torch.eye(3).to_sparse()
+    assert apart(one, one).same
+    assert apart(one * 1.5, one).max_abs == 0.5
+    assert apart(one.to_dense(), one).words == "layout torch.strided instead of torch.sparse_coo"
+
+
+def test_nested_results_are_compared_row_by_row():
+    with warnings.catch_warnings():
+        # That nested tensors of this layout may change.
+        warnings.filterwarnings("ignore", module=r"torch\.")
+        one = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        longer = torch.nested.nested_tensor([torch.ones(2), torch.ones(4)])
+    assert apart(one, one).same
+    assert apart(one * 2, one).max_abs == 1.0
+    assert not apart(longer, one).same

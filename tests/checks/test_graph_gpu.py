@@ -43,6 +43,12 @@ PLANTED = {
         "uncaptured_stream": "uncaptured_stream",
         "unjoined_stream": "unjoined_stream",
     },
+    "graph_reads": {
+        **dict.fromkeys(("histc", "normal", "sorter", "eigh", "filled_with"), "item"),
+        **dict.fromkeys(("mask_of_tensor", "two_masks"), "dynamic_shape"),
+        **dict.fromkeys(("index_of_host", "number_at_rows", "one_element", "moved"), "pageable_copy"),
+        "list_index": "host_tensor",
+    },
 }
 """Target to kind; the line is the one that is marked with the target's name."""
 
@@ -52,6 +58,7 @@ SILENT = {"host_random", "python_state", "legacy_stream", "uncaptured_stream"}
 CLEAN = {
     "graph_plain": ("mlp", "filled", "same_device", "harmless_state"),
     "graph_cuda": ("joined_stream", "random_numbers", "cache", "two_values"),
+    "graph_reads": ("clean_reads",),
 }
 OTHER = {"graph_plain": ("two",), "graph_cuda": ("cpu_input", "other_thread")}
 

@@ -280,3 +280,12 @@ def test_a_name_that_is_not_there_lists_those_that_are():
         TargetError, match="no tensor z; there is " + ", ".join(f"t{n}" for n in range(12)) + " and 8"
     ):
         choose(named(*(f"t{n}" for n in range(20))), "k", "z")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello"])
+def test_a_file_that_torch_has_not_written_is_told_in_words(tmp_path, content):
+    pytest.importorskip("torch")
+    path = tmp_path / "dump.pt"
+    path.write_bytes(content)
+    with pytest.raises(TargetError, match="cut short, or not what torch"):
+        from_file(path)

@@ -274,6 +274,14 @@ with os.fdopen(pipe, "w") as out:
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize("program", ["/bin/true", "/bin/false"])
+def test_an_interpreter_that_is_none_is_told_from_code_that_ends(program):
+    result = graph("pair", python=program)
+    status = 0 if program == "/bin/true" else 1
+    assert result.error == f"the interpreter ended with status {status} before the check began"
+    assert "--python" in result.remedy
+
+
 def test_an_answer_that_is_none_is_an_error(tmp_path):
     assert (
         "ended with status 0"

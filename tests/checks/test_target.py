@@ -92,6 +92,7 @@ def test_a_target_that_is_not_as_it_should_be_is_told_what_it_is(make, buckets, 
     with pytest.raises(TargetError) as caught:
         cases(load(f"{PLAIN}:{make}"), buckets)
     assert words in str(caught.value)
+    assert ("gives some" in str(caught.value)) == (make == "add")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,9 @@ def test_clean_is_zero(capfd):
     status, out, _ = ran(capfd, *DUMP_FREE)
     assert status == 0, out
     assert out.startswith("check kv-layout")
+
+
+def test_without_a_stdout_the_status_is_that_of_the_check():
+    command = 'exec "$0" -m opusmon check kv-layout --tile 32x64 --elem bf16 --swizzle 128B --access row >&-'
+    done = subprocess.run(["/bin/sh", "-c", command, sys.executable], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -55,3 +55,17 @@ def by_name():
 
 def by_state():
     return _Counting(), (torch.ones(4),)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def counting():
+    return Counting(), torch.ones(4)
