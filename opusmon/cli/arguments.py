@@ -25,7 +25,7 @@ examples:
   opusmon check graph serve.py:step   can it be captured as a CUDA Graph?
   opusmon doctor                   what is missing on this host and how to get it
 
-times: 10m (after the start), -90s (before the end), 14:03, 14:03:21, 0:30, ISO 8601, epoch seconds
+times: 10m (after the start), -90s (before the end), 14:03, 14:03:21, +0:30, ISO 8601, epoch seconds
 defaults for live and record: config.toml in ~/.config/opusmon, for example  slo = ["ttft_p95<800ms"]
 exit status: 0 ok, 1 error, 2 usage, 3 findings
 """

@@ -222,7 +222,7 @@ def check(args: argparse.Namespace) -> int:
     with _ending_in_order():
         result = run(args.check, options, python=args.python, limit_s=limit_s)
     # There is none where it was closed before the start.
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_terminal = sys.stdout.isatty()
     columns = shutil.get_terminal_size().columns if is_terminal else None
     print(json.dumps(to_json(result), indent=2) + "\n" if args.json else as_text(result, columns), end="")
     if args.mark is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opusmon.cli.files import show
-from opusmon.cli.words import ERROR, OK, CliError, need_terminal, size_b_of
+from opusmon.cli.words import ERROR, OK, CliError, need_terminal, say, size_b_of
 
 if TYPE_CHECKING:
     from opusmon.session import LiveSession
@@ -23,7 +23,7 @@ def live(args: argparse.Namespace) -> int:
     status = show(session, args)
     state = session.recording
     if state is not None:
-        print(f"opusmon: recorded to {state.path}", file=sys.stderr)
+        say(f"recorded to {state.path}")
     return status
 
 
@@ -49,7 +49,7 @@ def headless(session: LiveSession, duration: str | None) -> int:
         state = session.recording
         if state is not None and state.error != said:
             said = state.error
-            print(f"opusmon: {said or 'recording again'}", file=sys.stderr)
+            say(said or "recording again", 0)
 
     async def until_stopped() -> None:
         task = asyncio.ensure_future(run(session, duration_s, report))
@@ -69,7 +69,7 @@ def headless(session: LiveSession, duration: str | None) -> int:
         session.close()
     state = session.recording
     if state is not None:
-        print(f"opusmon: {state.size_b / 1e6:.1f} MB in {state.path}", file=sys.stderr)
+        say(f"{state.size_b / 1e6:.1f} MB in {state.path}")
     return ERROR if state is not None and state.error else OK
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -16,6 +17,19 @@ OK, ERROR, FINDINGS = 0, 1, 3
 
 class CliError(Exception):
     """One line for the person at the terminal."""
+
+
+def say(text: str, wait_s: float = 1.0) -> None:
+    """A line for the person at the terminal, on stderr; nothing where that takes none within a time.
+
+    A terminal that hangs must not hold up what records, nor its end.
+    """
+    try:
+        takes = select.select([], [sys.stderr], [], wait_s)[1]
+    except (OSError, ValueError):  # it has no descriptor that can be asked
+        takes = [sys.stderr]
+    if takes:
+        print(f"opusmon: {text}", file=sys.stderr, flush=True)
 
 
 def write_private(path: Path, text: str) -> None:

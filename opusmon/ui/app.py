@@ -17,6 +17,7 @@ from textual.worker import Worker, WorkerError
 from opusmon.session import Session
 from opusmon.ui import themes
 from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.outlet import PatientDriver
 from opusmon.ui.playhead import Playhead
 from opusmon.ui.screens.dashboard import FPS, SPAN_NS, Dashboard, playhead_of
 
@@ -58,7 +59,7 @@ class OpusmonApp(App[None]):
     ) -> None:
         self._environ = dict(environ or {})
         # With NO_COLOR Textual must be told before it starts, else its colours become black on black.
-        super().__init__(ansi_color="NO_COLOR" in self._environ)
+        super().__init__(driver_class=PatientDriver, ansi_color="NO_COLOR" in self._environ)
         self.session = session
         self.glyphs = glyphs
         self._theme_wanted = theme

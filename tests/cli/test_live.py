@@ -66,6 +66,23 @@ class Terminal:
                 return self.status
         raise AssertionError(f"still running after {limit_s} s")
 
+    def end_unread(self, limit_s):
+        """The same, and nobody reads what it writes."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+                return self.status
+            time.sleep(0.05)
+        raise AssertionError(f"still running after {limit_s} s")
+
+    def fill(self):
+        """Have it draw all of itself, over and over, while nobody reads: some MB."""
+        for n in range(300):
+            fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 150 + n % 10, 0, 0))
+            time.sleep(0.01)
+
     def close(self):
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -115,6 +132,42 @@ def test_watch_pause_step_back_bookmark_and_quit(start, tmp_path):
         assert recording.finished
         assert [mark.text for mark in recording.marks()] == ["odd"]
         assert len(recording.query("gpu", 0, recording.t1)) >= 4
+
+
+def rows_of(path):
+    with Recording.open(path) as recording:
+        return len(recording.query("gpu", 0, recording.t1))
+
+
+def wait_for_rows(path, count, limit_s=20):
+    end = time.monotonic() + limit_s
+    while rows_of(path) < count:
+        assert time.monotonic() < end, f"no more than {rows_of(path)} rows"
+        time.sleep(0.2)
+
+
+def test_a_terminal_that_hangs_holds_up_neither_the_recording_nor_the_end(start, tmp_path):
+    """A line of ssh that is dead, ctrl+s: Textual by itself waits for it, and all that it runs."""
+    terminal = start("--only", "gpu", "-o", tmp_path / "s.opusmon")
+    terminal.expect("140 GiB")
+    terminal.fill()
+    wait_for_rows(tmp_path / "s.opusmon", rows_of(tmp_path / "s.opusmon") + 6)
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert terminal.end_unread(15) == 0
+    with Recording.open(tmp_path / "s.opusmon") as recording:
+        assert recording.finished
+
+
+def test_once_a_terminal_takes_output_again_all_is_drawn_anew(start, tmp_path):
+    terminal = start("--only", "gpu", "-o", tmp_path / "s.opusmon")
+    terminal.expect("140 GiB")
+    terminal.fill()
+    terminal.send("?")
+    wait_for_rows(tmp_path / "s.opusmon", rows_of(tmp_path / "s.opusmon") + 4)
+    # The help was drawn once, while nothing was taken.
+    terminal.expect("previous sample; while live this pauses first")
+    terminal.send("\x03")
+    assert terminal.end(5) == 0
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
