@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 
 from opusmon.clock import Anchors
@@ -11,7 +10,7 @@ from opusmon.triage.finding import Finding
 from opusmon.triage.rank import rank
 from opusmon.triage.report import when, words
 from opusmon.triage.severity import CRIT, NOTE, WARN
-from opusmon.ui.text import Line, clean, line_cells
+from opusmon.ui.text import Line, line_cells, wrapped
 
 FINDING_MARKS: dict[int, tuple[str, str]] = {CRIT: ("!!", "bad"), WARN: ("!", "warn"), NOTE: ("i", "mark")}
 """Severity to sign and style."""
@@ -73,8 +72,7 @@ def _full(one: Finding, anchors: Anchors, width: int) -> Iterator[Line]:
 
 
 def _hanging(head: Line, text: str, style: str, width: int) -> Iterator[Line]:
-    """A paragraph after a head, on as many lines as it needs; commands are not broken at hyphens."""
+    """A paragraph after a head, on as many lines as it needs."""
     left = line_cells(head)
-    lines = textwrap.wrap(clean(text), max(width - left, 20), break_on_hyphens=False)
-    for n, line in enumerate(lines):
-        yield (*(head if n == 0 else ((" " * left, ""),)), (line, style))
+    for n, line in enumerate(wrapped(text, max(width - left, 20), "", style)):
+        yield (*(head if n == 0 else ((" " * left, ""),)), *line)

@@ -39,7 +39,6 @@ class Glyphs:
         border: an ordinary frame.
         border_focus: the frame of the pane that has the keys; differs in shape, not only in colour.
         select: put before the selected row.
-        more: what stands for text that was cut off.
         playhead: the instant shown, on the time bar.
         span: the range shown, on the time bar.
         rest: the other time on the time bar.
@@ -56,7 +55,6 @@ class Glyphs:
     border: Border
     border_focus: Border
     select: str
-    more: str
     playhead: str
     span: str
     rest: str
@@ -84,7 +82,6 @@ BRAILLE = Glyphs(
     border=_LINES,
     border_focus=_DOUBLE,
     select=">",
-    more="~",
     playhead="┃",
     span="━",
     rest="─",
@@ -102,7 +99,6 @@ BLOCK = Glyphs(
     border=_LINES,
     border_focus=_DOUBLE,
     select=">",
-    more="~",
     playhead="║",
     span="═",
     rest="─",
@@ -120,7 +116,6 @@ ASCII = Glyphs(
     border=_PLAIN,
     border_focus=_PLAIN_FOCUS,
     select=">",
-    more="~",
     playhead="|",
     span="=",
     rest="-",

@@ -124,6 +124,11 @@ def cut(text: str, width: int) -> str:
     return text
 
 
+def abbreviated(text: str, width: int) -> str:
+    """The text in at most `width` cells, at least one; it ends with `CUT_OFF` when something was cut off."""
+    return text if cells(text) <= width else cut(text, width - 1) + CUT_OFF
+
+
 def line_cells(line: Line) -> int:
     """Terminal cells that a line takes."""
     return sum(cells(text) for text, _ in line)

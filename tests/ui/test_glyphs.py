@@ -3,6 +3,7 @@ import unicodedata
 import pytest
 
 from opusmon.ui import glyphs
+from opusmon.ui.text import CUT_OFF
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_an_unknown_set_is_one_line_that_names_the_others():
 
 
 def characters(chosen: glyphs.Glyphs) -> str:
-    singles = [chosen.track, chosen.idle, chosen.unknown, chosen.select, chosen.more]
+    singles = [chosen.track, chosen.idle, chosen.unknown, chosen.select, CUT_OFF]
     bars = [chosen.playhead, chosen.span, chosen.rest]
     edges = [
         getattr(border, name)

@@ -17,7 +17,7 @@ from opusmon.ui.panes.latency_facts import outcome_word
 from opusmon.ui.panes.latency_numbers import count_words
 from opusmon.ui.panes.latency_read import Floats, Requests, since
 from opusmon.ui.panes.streams_table import number_style, short_duration
-from opusmon.ui.text import Align, Line, cells, clean, columns, cut
+from opusmon.ui.text import Align, Line, abbreviated, clean, columns
 
 SORTS = ("e2e", "ttft", "tpot", "newest", "input", "output")
 IN_FLIGHT = "+"
@@ -186,7 +186,7 @@ def _age_cell(frame: Frame, entry: Entry, width: int, longest: float) -> Line:
 def _text_cell(field: str) -> Cell:
     def cell(frame: Frame, entry: Entry, width: int, longest: float) -> Line:
         del longest
-        return ((_short(entry.text(frame, field), width, frame.glyphs), "label"),)
+        return ((abbreviated(entry.text(frame, field), width), "label"),)
 
     return cell
 
@@ -196,7 +196,7 @@ def _outcome_cell(frame: Frame, entry: Entry, width: int, longest: float) -> Lin
     word = outcome_of(frame, entry)
     style = "accent" if entry.in_flight else "dim" if word in _FINE else "warn"
     mark = "" if word in _FINE else "! "
-    return ((_short(f"{mark}{word}", width, frame.glyphs), style),)
+    return ((abbreviated(f"{mark}{word}", width), style),)
 
 
 def outcome_of(frame: Frame, entry: Entry) -> str:
@@ -296,10 +296,6 @@ def _legend(width: int, glyphs: Glyphs) -> Line:
         spans += [(glyphs.shades[shade], style), (f" {name} ", "label")]
         left -= len(name) + 3
     return tuple(spans)
-
-
-def _short(words: str, width: int, glyphs: Glyphs) -> str:
-    return words if cells(words) <= width else cut(words, max(width - 1, 0)) + glyphs.more
 
 
 def tokens_words(entry: Entry) -> str:

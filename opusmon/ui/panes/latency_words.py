@@ -14,7 +14,7 @@ from opusmon.ui.panes.latency_numbers import Figures, count_words
 from opusmon.ui.panes.latency_rows import ROUGH, quantile_words, share_words, volatility_words
 from opusmon.ui.panes.latency_slo import Verdict
 from opusmon.ui.panes.streams_table import number_style, short_duration
-from opusmon.ui.text import Line, Span, cells, fill, pad
+from opusmon.ui.text import Line, Span, abbreviated, fill, pad
 from opusmon.ui.widgets.chart import bar
 
 _STATES = {
@@ -170,7 +170,7 @@ def _group_row(group: Group, width: int, glyphs: Glyphs) -> Line:
     figures = group.figures
     style = _rough_style(figures)
     rough = figures.is_rough(0.95)
-    name = group.name if cells(group.name) <= _GROUP.name else group.name[: _GROUP.name - 1] + glyphs.more
+    name = abbreviated(group.name, _GROUP.name)
     room = min(width - GROUP_CELLS, 24)
     value = figures.volatility_pct
     drawn = (

@@ -24,7 +24,7 @@ from opusmon.ui.panes.stalls_words import (
     severity_mark,
     whole,
 )
-from opusmon.ui.text import Line, Span, cells, cut, fill, pad
+from opusmon.ui.text import Line, Span, abbreviated, fill, pad
 from opusmon.ui.widgets.chart import bar
 
 _TIME_CELLS, _MARK_CELLS, _DURATION_CELLS = 10, 3, 8
@@ -114,33 +114,33 @@ def table_row(stall: Stall, plan: Plan, anchors: Anchors, glyphs: Glyphs, *, sel
         (glyphs.select if selected else " ", "select" if selected else ""),
         (f"{clock_words(anchors, stall.t)} ", "label"),
         (f"{mark}{letter_of(stall.place)} ", style),
-        (shortened(kind_words(stall), KIND_CELLS, glyphs), "title"),
+        (shortened(kind_words(stall), KIND_CELLS), "title"),
         (f" {duration_cell(stall.each_ns)}", "value" if math.isfinite(stall.each_ns) else "dim"),
     ]
     if is_broken_capture(stall) and plan.rest and not plan.call:
         width = plan.bar + 1 + plan.who + 1 + plan.rest
-        return (*row, (f" {shortened(capture_words(stall), width, glyphs)}", "value"))
+        return (*row, (f" {shortened(capture_words(stall), width)}", "value"))
     if plan.bar:
         row += [(" ", ""), *bar(bar_share(stall.each_ns), plan.bar, glyphs, "series1")]
-    row.append((f" {shortened(stall.who, plan.who, glyphs)}", "title" if selected else ""))
+    row.append((f" {shortened(stall.who, plan.who)}", "title" if selected else ""))
     if plan.rest > 0:
-        row += [(" ", ""), *_tail(stall, plan, glyphs)]
+        row += [(" ", ""), *_tail(stall, plan)]
     return tuple(row)
 
 
-def _tail(stall: Stall, plan: Plan, glyphs: Glyphs) -> Iterator[Span]:
+def _tail(stall: Stall, plan: Plan) -> Iterator[Span]:
     """Where and why: in three columns, or in one where they do not fit; a broken capture in words."""
     if is_broken_capture(stall):
         width = plan.call + 1 + _STREAM_CELLS + 1 + plan.rest
-        yield shortened(capture_words(stall), width, glyphs), "value"
+        yield shortened(capture_words(stall), width), "value"
         return
     if plan.call:
         stream = handle(stall, _STREAM_CELLS)
-        yield f"{shortened(stall.call, plan.call, glyphs)} {pad(stream, _STREAM_CELLS)} ", "label"
-        yield shortened(remark(stall), plan.rest, glyphs), "value"
+        yield f"{shortened(stall.call, plan.call)} {pad(stream, _STREAM_CELLS)} ", "label"
+        yield shortened(remark(stall), plan.rest), "value"
         return
     words = "  ".join(part for part in (handle(stall, 6), stall.call, remark(stall)) if part)
-    yield shortened(words, plan.rest, glyphs), "label"
+    yield shortened(words, plan.rest), "label"
 
 
 def handle(stall: Stall, width: int) -> str:
@@ -185,11 +185,9 @@ def amounts(stall: Stall) -> list[str]:
     return found
 
 
-def shortened(text: str, width: int, glyphs: Glyphs) -> str:
+def shortened(text: str, width: int) -> str:
     """Text in exactly `width` cells; the last one says when something was cut off."""
-    if cells(text) > width > 0:
-        text = cut(text, width - 1) + glyphs.more
-    return pad(text, max(width, 0))
+    return pad(abbreviated(text, width), max(width, 0))
 
 
 def brief(stall: Stall, anchors: Anchors, glyphs: Glyphs, width: int) -> Line:

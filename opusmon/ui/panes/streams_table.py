@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from opusmon.ui import units
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.panes.streams_state import DIRECTIONS, Stream
-from opusmon.ui.text import Align, Line, Span, cells, cut, pad
+from opusmon.ui.text import Align, Line, Span, abbreviated, pad
 from opusmon.ui.widgets.chart import bar
 
 WAIT_FULL_MS = 1000.0
@@ -82,10 +82,8 @@ def _count(field: str) -> Cell:
 
 
 def _name_cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:
-    name = stream.name
-    if cells(name) > width:
-        name = cut(name, width - 1) + glyphs.more
-    return ((pad(name, width), "title"),)
+    del glyphs
+    return ((pad(abbreviated(stream.name, width), width), "title"),)
 
 
 def _pid_cell(stream: Stream, glyphs: Glyphs, width: int) -> Line:

@@ -10,7 +10,7 @@ from textual.message import Message
 
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.panes.base import Frame, Pane, PaneState, Size, Tracking, View
-from opusmon.ui.text import Line, box, clean, plain, shorten
+from opusmon.ui.text import Line, abbreviated, box, clean
 from opusmon.ui.widgets.lines import LinesWidget
 
 FILTER_CELLS = 24
@@ -72,7 +72,7 @@ class PaneWidget(LinesWidget, can_focus=True):
         if not self.state.filter:
             return title
         head = f"{self.pane.number} {self.pane.name}"
-        words = plain(shorten(((clean(self.state.filter), ""),), FILTER_CELLS))
+        words = abbreviated(clean(self.state.filter), FILTER_CELLS)
         return f'{head}  filter "{words}"{title.removeprefix(head)}'
 
     def _follow(self, frame: Frame) -> Frame:
