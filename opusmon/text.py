@@ -15,6 +15,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else REPLACEMENT for char in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 finding`, `2 findings`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def hanging(head: str, text: str, width: int, *, whole_words: bool = False) -> list[str]:
     """A paragraph that begins with `head` and whose other lines stand under its text; no line for no text.
 

@@ -29,6 +29,7 @@ from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.target import Case, cases, load
 from opusmon.checks.where import NOWHERE, innermost
 from opusmon.checks.worker import Say
+from opusmon.text import counted
 
 MAX_CHANGES = 40
 """Most rows of changing inputs."""
@@ -85,9 +86,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         why = "operators of one's own are seen from the outside only"
         result.not_measured.append(Missing(f"what happens inside {', '.join(sorted(opaque))}", why))
     if threads and not on_gpu:
-        what = (
-            f"what {threads} thread{'s' if threads != 1 else ''} of the code do{'' if threads != 1 else 'es'}"
-        )
+        what = f"what {counted(threads, 'thread')} of the code do{'' if threads != 1 else 'es'}"
         result.not_measured.append(Missing(what, "operations of the calling thread are seen"))
     if not on_gpu:
         result.not_measured.append(Missing("capture, replay, their results and times", _no_gpu()))
@@ -130,7 +129,7 @@ def _allocations(counts: Sequence[tuple[str, int, int]], result: Result) -> None
         result.tables.append(Table("allocated by torch's allocator in a call", columns, tuple(counts)))
         return
     _, tensors_made, size_b = counts[0]
-    text = f"{tensors_made} new tensor{'s' if tensors_made != 1 else ''} in a call, {size_b:,} bytes, from torch's allocator: fine inside a graph, "
+    text = f"{counted(tensors_made, 'new tensor')} in a call, {size_b:,} bytes, from torch's allocator: fine inside a graph, "
     result.facts.append(Fact("new_tensors", tensors_made, f"{text}whose own pool they come from"))
 
 
@@ -204,7 +203,7 @@ def _graphs(graphs: int, breaks: int) -> str:
         return "torch.compile makes no graph of it and leaves it to Python"
     if not breaks:
         return "torch.compile takes it as one graph"
-    return f"torch.compile breaks its graph {breaks} time{'s' if breaks != 1 else ''}"
+    return f"torch.compile breaks its graph {counted(breaks, 'time')}"
 
 
 def _reason(reason: str) -> str:
@@ -232,7 +231,7 @@ def _export(case: Case, result: Result, say: Say) -> None:
         fact = Fact(
             "exports",
             True,
-            f"torch.export takes it as one graph of {nodes} operator{'s' if nodes != 1 else ''}",
+            f"torch.export takes it as one graph of {counted(nodes, 'operator')}",
         )
     except Exception as error:
         fact = Fact(

@@ -13,6 +13,7 @@ from opusmon.checks.kv_tensor import AXES, Cache, LayoutError, Strided
 from opusmon.checks.result import Fact, Missing, Result, Table
 from opusmon.checks.target import TargetError, load
 from opusmon.checks.worker import Options, Say
+from opusmon.text import counted
 
 RULES = "rules read in the source of FlashAttention-3 (named in opusmon/checks/kv_rules.py)"
 
@@ -132,7 +133,7 @@ def _facts(
     )
     copied = kv_rules.copies(cache, call, q)
     copied_b = sum(one.size_b for _name, one in copied) * call.layers
-    calls = f"{call.layers} call{'s' if call.layers != 1 else ''} (--layers)"
+    calls = f"{counted(call.layers, 'call')} (--layers)"
     text = f"silent copies of q, K and V: {_size(copied_b)} read and as many written per step of {calls}"
     add(Fact("copied_b_per_step", copied_b, text))
     if cache.k.dtype == FP8:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opusmon.checks.result import Problem, Result, Table, Value
-from opusmon.text import hanging, printable
+from opusmon.text import counted, hanging, printable
 
 _WIDTH = 100
 """Widest text, columns."""
@@ -31,7 +31,7 @@ def verdict(result: Result) -> str:
     problems = sum(problem.level == "problem" for problem in result.problems)
     if not problems:
         return "clean (static)" if result.basis.startswith("static") else "clean"
-    return f"{problems} problem{'s' if problems != 1 else ''}"
+    return counted(problems, "problem")
 
 
 def headline(problem: Problem) -> str:

@@ -14,6 +14,7 @@ from opusmon.checks.nvrtc import CannotMeasure
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import TargetError
 from opusmon.checks.worker import Options, Say
+from opusmon.text import counted
 
 PADS_B = (4, 8, 16)
 """Padding of a row that is tried against conflicts."""
@@ -203,5 +204,5 @@ def _better(one: Pattern) -> str:
         with contextlib.suppress(TileError):
             found = access(replace(one.tile, **how), one.access.kind, one.access.width_b).wavefronts
             if found < best:
-                best, change = found, f"{words}: {found} wavefront{'s' if found != 1 else ''} a load"
+                best, change = found, f"{words}: {counted(found, 'wavefront')} a load"
     return change

@@ -11,6 +11,7 @@ from opusmon.checks.triton_trace import At, Compilation, Trace, Tune
 from opusmon.checks.triton_why import Change, nearest, remedy
 from opusmon.checks.where import Place
 from opusmon.jit_words import JIT, WARM_UP, WORDS
+from opusmon.text import counted
 
 AUTOTUNING = "autotuning"
 FIRST = "first use"
@@ -179,7 +180,7 @@ def _first_uses(whys: Sequence[_Why], labels: Sequence[str]) -> Iterator[Problem
         names = _some(dict.fromkeys(one.kernel for one in first))
         yield Problem(
             "first_use",
-            f"{_count(len(first), 'kernel')} compiled at the first call ({names}): {WORDS[JIT]} that only a filled "
+            f"{counted(len(first), 'kernel')} compiled at the first call ({names}): {WORDS[JIT]} that only a filled "
             "cache directory spares",
             change="fill a directory once with such calls, and point TRITON_CACHE_DIR of every server at it or a copy",
             level="note",
@@ -207,16 +208,12 @@ def _inductor(whys: Sequence[_Why], labels: Sequence[str]) -> Iterator[Problem]:
         one = held[0].what
         yield Problem(
             "recompile_inductor",
-            f"torch.compile wrote and compiled {_count(len(held), 'kernel')} anew: {_when([one.at], labels)}",
+            f"torch.compile wrote and compiled {counted(len(held), 'kernel')} anew: {_when([one.at], labels)}",
             one.launched.where,
             one.launched.line,
             change=f"`opusmon check compile` names the guard that failed; else {WARM_UP}",
             facts=_facts(held, labels),
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _tunes(cold: Trace, warm: Trace, labels: Sequence[str]) -> Iterator[Problem]:
@@ -261,7 +258,7 @@ def _restart(cold: Trace, warm: Trace) -> Iterator[Problem]:
     if tuned:
         yield Problem(
             "autotune_restart",
-            f"a restarted worker tunes again, with a filled cache directory too: {_count(len(tuned), 'autotune run')}",
+            f"a restarted worker tunes again, with a filled cache directory too: {counted(len(tuned), 'autotune run')}",
             change=_keep_tuning(tuned, can=cold.tuning_cache),
             level="note",
             facts={"autotune_runs": len(tuned), "autotune_ms": sum(one.ms for one in tuned)},
@@ -270,7 +267,7 @@ def _restart(cold: Trace, warm: Trace) -> Iterator[Problem]:
     if missed:
         yield Problem(
             "cache_miss",
-            f"a restarted worker compiles {_count(len(missed), 'kernel')} again that the cache directory should hold: "
+            f"a restarted worker compiles {counted(len(missed), 'kernel')} again that the cache directory should hold: "
             f"{_some(dict.fromkeys(one.kernel for one in missed))}",
             missed[0].launched.where,
             missed[0].launched.line,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opusmon.cli.words import ERROR, FINDINGS, OK, CliError
+from opusmon.text import counted
 
 if TYPE_CHECKING:
     from opusmon.checks.result import Result
@@ -221,9 +222,7 @@ def check(args: argparse.Namespace) -> int:
         raise CliError("--time-limit 0 leaves no time")
     with _ending_in_order():
         result = run(args.check, options, python=args.python, limit_s=limit_s)
-    # There is none where it was closed before the start.
-    is_terminal = sys.stdout.isatty()
-    columns = shutil.get_terminal_size().columns if is_terminal else None
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(json.dumps(to_json(result), indent=2) + "\n" if args.json else as_text(result, columns), end="")
     if args.mark is not None:
         _mark(args.mark, at, result)
@@ -279,4 +278,4 @@ def _mark(path: Path, t: int, result: Result) -> None:
     texts = [f"{head}{target}: {verdict(result)}"]
     texts += [f"{head}: {headline(problem)}" for problem in result.problems]
     add_marks(path, [Mark(t, t, "check", text) for text in texts])
-    print(f"opusmon: {len(texts)} mark{'s' if len(texts) != 1 else ''} added to {path}", file=sys.stderr)
+    print(f"opusmon: {counted(len(texts), 'mark')} added to {path}", file=sys.stderr)

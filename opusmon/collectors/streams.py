@@ -25,6 +25,7 @@ from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.facilities import Host, lacking
 from opusmon.collectors.notes import Notes, hidden
 from opusmon.schema import Batch, Channel, StringTable
+from opusmon.text import counted
 
 NEEDS = (
     ebpf.lockdown,
@@ -294,7 +295,7 @@ class StreamsCollector:
         files = self._libraries.probed if self._libraries is not None else 0
         words = "1 process maps" if processes == 1 else f"{processes} processes map"
         origin = f"; loaded by {self._backend.origin}" if self._backend is not None else ""
-        return f"probes are on {files} libcuda file{'s' if files != 1 else ''}, {words} one{origin}"
+        return f"probes are on {counted(files, 'libcuda file')}, {words} one{origin}"
 
     def _note_bursts(self, field: str, words: str, doing: str, burst_s: float, every_s: float) -> None:
         if every_s <= burst_s:

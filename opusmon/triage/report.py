@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opusmon.clock import Anchors
-from opusmon.text import hanging, printable
+from opusmon.text import counted, hanging, printable
 from opusmon.times import format_duration, format_iso, format_wall
 from opusmon.triage.finding import SEVERITIES, Evidence, Finding
 from opusmon.triage.rank import rank
@@ -115,9 +115,7 @@ def _count(findings: Sequence[Finding]) -> str:
     counts = {level: sum(one.severity == level for one in findings) for level in (CRIT, WARN, NOTE)}
     names = {CRIT: ("critical", "critical"), WARN: ("warning", "warnings"), NOTE: ("note", "notes")}
     said = ", ".join(f"{count} {names[level][count != 1]}" for level, count in counts.items() if count)
-    return (
-        f"{len(findings)} finding{'s' if len(findings) != 1 else ''}: {said}" if findings else "nothing found"
-    )
+    return f"{counted(len(findings), 'finding')}: {said}" if findings else "nothing found"
 
 
 def _paragraph(finding: Finding, anchors: Anchors) -> Iterator[str]:

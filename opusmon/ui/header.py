@@ -11,6 +11,7 @@ from opusmon.channels import KEYFRAME_NS, WHOLE_GPU
 from opusmon.clock import NS
 from opusmon.recording import RecorderState
 from opusmon.schema import Rows
+from opusmon.text import counted
 from opusmon.times import format_duration, format_wall
 from opusmon.ui import units
 from opusmon.ui.findings import FINDING_MARKS
@@ -83,7 +84,7 @@ def header(view: View, t: int, facts: Facts, width: int) -> Line:
 def _findings(count: int, worst: int) -> Line:
     """`2 findings !!`: what `f` lists and `n` goes to."""
     sign, style = FINDING_MARKS[worst]
-    return ((f"{count} finding{'s' if count != 1 else ''} {sign}", style),)
+    return ((f"{counted(count, 'finding')} {sign}", style),)
 
 
 def cpu_pct(view: View, t: int) -> float | None:

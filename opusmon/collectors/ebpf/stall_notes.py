@@ -15,6 +15,7 @@ from opusmon.collectors.ebpf.stall_ration import GROUPS, Ration
 from opusmon.collectors.ebpf.stall_rows import MAX_TEXTS
 from opusmon.collectors.ebpf.symbols import STALL_ENTRIES, TLS_ENTRIES
 from opusmon.collectors.notes import Key, hidden
+from opusmon.text import counted
 
 NS = 1_000_000_000
 MAX_OPEN = 8
@@ -86,7 +87,7 @@ def watching(sight: Sight) -> str:
         return f"no process maps libcuda{also}"
     files = sight.probes.cuda.probed if sight.probes is not None else 0
     processes = "1 process" if count == 1 else f"{count} processes"
-    return f"watching {processes}, probes are on {files} libcuda file{'s' if files != 1 else ''}{also}"
+    return f"watching {processes}, probes are on {counted(files, 'libcuda file')}{also}"
 
 
 def _open(wait: OpenWait) -> tuple[Key, Said]:

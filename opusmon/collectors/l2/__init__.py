@@ -16,6 +16,7 @@ from opusmon.collectors.cost import CallCost, CostMeter
 from opusmon.collectors.facilities import Host, lacking
 from opusmon.collectors.notes import Notes
 from opusmon.schema import Batch, Channel, StringTable
+from opusmon.text import counted
 
 NEEDS = (gpu.driver, gpu.profiling)
 COST_NS = 5 * NS
@@ -136,7 +137,7 @@ class L2Collector:
         return opened, refused
 
     def _note(self, refused: dict[int, Unavailable], sampled: int) -> None:
-        self._notes.put(("", "", ""), "ok", f"{self._source} of {sampled} GPU{'s' if sampled != 1 else ''}")
+        self._notes.put(("", "", ""), "ok", f"{self._source} of {counted(sampled, 'GPU')}")
         for index, why in refused.items():
             self._notes.put(("l2", "", f"gpu {index}"), "unavailable", why.reason, why.remedy)
         if not self._banks:

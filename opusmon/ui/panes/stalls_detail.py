@@ -12,6 +12,7 @@ from opusmon.channels import STREAM, WHOLE_CONTEXT
 from opusmon.clock import NS
 from opusmon.cuda_codes import RESULTS
 from opusmon.schema import Rows, conform
+from opusmon.text import counted
 from opusmon.triage.severity import CRIT, NOTE, OTHER_LIMITS, STALL_LIMITS, WARN
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame
@@ -21,7 +22,7 @@ from opusmon.ui.panes.stalls_words import KINDS, LEVEL_WORDS, OTHER, PAGE_FAULTS
 from opusmon.ui.panes.streams_lanes import devices_words
 from opusmon.ui.panes.streams_state import read_devices
 from opusmon.ui.panes.streams_table import short_number
-from opusmon.ui.text import Line, fill
+from opusmon.ui.text import CUT_OFF, Line, fill
 
 SAME_THREAD_NS = NS
 """Other stalls of the thread are listed when they ended this near."""
@@ -154,7 +155,7 @@ def _before(stall: Stall, width: int) -> Iterator[Line]:
         return
     lines = textwrap.wrap(stall.before, max(width - 10, 10), break_on_hyphens=False)
     for number, line in enumerate(lines[-MAX_BEFORE_LINES:]):
-        cut_off = "~" if number == 0 and len(lines) > MAX_BEFORE_LINES else " "
+        cut_off = CUT_OFF if number == 0 and len(lines) > MAX_BEFORE_LINES else " "
         yield ((" before" if number == 0 else "       ", "label"), (f" {cut_off}{line}", "value"))
 
 
@@ -236,7 +237,7 @@ def _stack(stall: Stall) -> list[Line]:
     frames = [frame.strip() for frame in stall.stack.split(";") if frame.strip()]
     if not frames:
         return [((" no stack was taken", "dim"),)]
-    count = f"{len(frames)} frame{'s' if len(frames) != 1 else ''}"
+    count = counted(len(frames), "frame")
     lines: list[Line] = [((f" stack, innermost first, {count}", "label"),)]
     lines.extend(((_INDENT, ""), (frame, "value")) for frame in reversed(frames))
     return lines
