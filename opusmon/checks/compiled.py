@@ -11,6 +11,7 @@ from opusmon.checks.quiet import quiet
 from opusmon.checks.result import Fact, Missing, Problem, Result, Table, Value, one_line
 from opusmon.checks.target import cases, load
 from opusmon.checks.worker import Say, use_own_caches
+from opusmon.text import counted
 
 if TYPE_CHECKING:
     from opusmon.checks.compiled_trace import Run
@@ -83,7 +84,7 @@ def _basis(device: Any) -> str:
 
     if device is None:
         threads = torch.get_num_threads()
-        return f"run on the CPU ({threads} thread{'s' if threads != 1 else ''}), torch {torch.__version__}"
+        return f"run on the CPU ({counted(threads, 'thread')}), torch {torch.__version__}"
     return f"measured on {of_torch(device)}"
 
 
@@ -192,27 +193,27 @@ def _with_cudagraphs(result: Result, given: Sequence[Case], say: Say) -> list[tu
 
 def _compare(result: Result, given: Sequence[Case], run: Run, say: Say) -> None:
     """Results of compiled and eager code, and what they leave in their inputs."""
-    from opusmon.checks import compiled_times as timing
+    from opusmon.checks import compiled_times
 
     rows = []
     for case, fn in zip(given, run.functions, strict=True):
         label = case.name
         say(f"comparing results: {label}")
-        eager, same = (timing.result(case, case.fn, eager=True) for _ in range(2))
-        itself = timing.apart(same, eager)
+        eager, same = (compiled_times.result(case, case.fn, eager=True) for _ in range(2))
+        itself = compiled_times.apart(same, eager)
         if not itself.same:
             why = (
                 itself.other or f"two calls of eager differ by {itself.max_abs:.3g}: chance or state is in it"
             )
             result.not_measured.append(Missing(f"difference of results ({label})", why))
             continue
-        compiled = timing.result(case, fn, eager=False)
-        apart = timing.apart(compiled, eager)
+        compiled = compiled_times.result(case, fn, eager=False)
+        apart = compiled_times.apart(compiled, eager)
         rows.append((label, apart.dtype or None, apart.max_abs, apart.max_rel, apart.same))
         if not apart.same:
-            exact = None if apart.other else timing.against_float64(case, compiled, eager)
+            exact = None if apart.other else compiled_times.against_float64(case, compiled, eager)
             result.problems.append(_apart(label, apart, exact))
-        if timing.needs_grad(eager) and case is given[0]:
+        if compiled_times.needs_grad(eager) and case is given[0]:
             what = "results carry gradients, and graphs for the backward pass are made too"
             change = "for inference call it under torch.no_grad() or torch.inference_mode()"
             result.problems.append(Problem("gradients", what, change=change, level="note"))
@@ -246,17 +247,17 @@ def _times(
     """Medians of eager and compiled calls."""
     import torch
 
-    from opusmon.checks import compiled_times as timing
+    from opusmon.checks import compiled_times
 
     rows = []
     for place, case in enumerate(given):
         label = case.name
         say(f"timing: {label}")
-        eager = timing.eager_times(case, gpu=gpu)
+        eager = compiled_times.eager_times(case, gpu=gpu)
         row: list[Value] = [label, eager.median_ms, eager.high_ms - eager.low_ms]
         for way, run in ways:
             step = torch.compiler.cudagraph_mark_step_begin
-            own = timing.times(case, run.functions[place], gpu=gpu, step=step)
+            own = compiled_times.times(case, run.functions[place], gpu=gpu, step=step)
             row += [own.median_ms, own.high_ms - own.low_ms, eager.median_ms / own.median_ms]
             if own.low_ms > eager.high_ms:
                 what = f"{way} is slower than eager for {label}"

@@ -118,9 +118,10 @@ class Recorder:
                 noted = self._noting(getattr(owner, attribute), name, kind)
                 stack.enter_context(_patched(owner, attribute, noted))
             for module, names in ((random, _DRAWS), (sys.modules.get("numpy.random"), _NUMPY_DRAWS)):
-                for name in names if module else ():
-                    drawn = getattr(module, name)
-                    noted = self._noting(drawn, f"{getattr(module, '__name__', '')}.{name}", "host_random")
+                if module is None:
+                    continue
+                for name in names:
+                    noted = self._noting(getattr(module, name), f"{module.__name__}.{name}", "host_random")
                     stack.enter_context(_patched(module, name, noted))
             stack.enter_context(_patched(threading.Thread, "start", self._counting(threading.Thread.start)))
             stack.enter_context(_Functions(self))

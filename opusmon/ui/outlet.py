@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -55,11 +54,10 @@ class Outlet(threading.Thread):
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Take no more; returns whether all was written within that time."""
-        deadline = time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._held_b, max(0.0, deadline - time.monotonic()))
+            return self._changed.wait_for(lambda: not self._held_b, timeout_s)
 
     def run(self) -> None:
         """Write until closed, or until the terminal is gone."""
