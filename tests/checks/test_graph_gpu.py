@@ -44,10 +44,11 @@ PLANTED = {
         "unjoined_stream": "unjoined_stream",
     },
     "graph_reads": {
-        **dict.fromkeys(("histc", "normal", "sorter", "eigh", "filled_with"), "item"),
-        **dict.fromkeys(("mask_of_tensor", "two_masks"), "dynamic_shape"),
+        **dict.fromkeys(("histc", "same_ends", "normal", "sorter", "segments", "eigh"), "item"),
+        **dict.fromkeys(("svd", "matrix_exp", "filled_with", "ends", "threaded"), "item"),
+        **dict.fromkeys(("sparse", "mask_of_tensor", "two_masks"), "dynamic_shape"),
         **dict.fromkeys(("index_of_host", "number_at_rows", "one_element", "moved"), "pageable_copy"),
-        "list_index": "host_tensor",
+        **{"filled_from_host": "pageable_copy", "copied_out": "host_copy", "list_index": "host_tensor"},
     },
 }
 """Target to kind; the line is the one that is marked with the target's name."""
