@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opusmon.checks.basis import of_torch
-from opusmon.checks.graph_words import BREAKING
+from opusmon.checks.graph_words import BREAKING, problem
 from opusmon.checks.result import Fact, Level, Missing, Problem, Result, Table
 from opusmon.checks.run import deadline_s, run
-from opusmon.checks.where import of_error
+from opusmon.checks.where import Place, of_error
 from opusmon.checks.worker import NEEDS_GPU, Say, needs_gpu, use_own_caches
 
 _STATIC = "static: "
@@ -78,6 +78,28 @@ def merged(measured: list[Problem], static: list[Problem], *, captured: bool) ->
     return list(kept.values())
 
 
+def of_other_threads(noticed: Problem) -> Problem:
+    """A capture that failed, when it is known that other threads broke it: the line is where that was noticed."""
+    place = Place(noticed.where, noticed.line)
+    lead = "noticed here: " if noticed.where else ""
+    return problem("other_thread", noticed.line, place, code=noticed.code, lead=lead)
+
+
+@dataclass(slots=True)
+class Mode:
+    """What came of the captures in one mode.
+
+    Attributes:
+        name: `global` or `thread_local`.
+        failed: places of the calls that fail, with why.
+        captured: places of those that work. A process that died leaves its calls in neither.
+    """
+
+    name: str
+    failed: dict[int, list[Problem]] = field(default_factory=dict)
+    captured: list[int] = field(default_factory=list)
+
+
 class Captures:
     """The processes that capture, and what they found.
 
@@ -101,25 +123,29 @@ class Captures:
 
     def all(self) -> None:
         """Both modes for every call; what fails once more for its name, else once without a warm-up."""
-        failed = {"global": self._mode("global", measure=True)}
+        strict = self._mode("global", measured=[])
         if self.error:
-            self.problems += [one for plain in failed["global"].values() for one in plain]
+            self.problems += [one for plain in strict.failed.values() for one in plain]
             return
-        failed["thread_local"] = self._mode("thread_local", measure=False)
-        self.is_captured = not failed["global"]
-        places = sorted(failed["global"].keys() | failed["thread_local"].keys())
+        # What only this mode captures is replayed and timed in it.
+        own = self._mode("thread_local", measured=strict.captured)
+        self.is_captured = not strict.failed
+        places = sorted(strict.failed.keys() | own.failed.keys())
+        # What breaks a capture, or runs outside of it, comes before what a replay showed.
+        causes: list[Problem] = []
         for at in places:
-            modes = [mode for mode, plain in failed.items() if at in plain]
-            found = self._watched(modes[0], at, failed[modes[0]][at])
-            self.problems += [
-                replace(one, facts={**one.facts, "fails_in_modes": ", ".join(modes)}) for one in found
-            ]
+            modes = [mode for mode in (strict, own) if at in mode.failed]
+            found = self._watched(modes[0].name, at, modes[0].failed[at], others=at in own.captured)
+            failing = {"fails_in_modes": ", ".join(mode.name for mode in modes)}
+            causes += [replace(one, facts={**one.facts, **failing}) for one in found]
         if places:
             self._say("capture in mode relaxed")
             part = self._part("relaxed", first=places[0], one=True)
             self.facts.append(Fact("captured_relaxed", _captured(part), f"in mode relaxed: {_whether(part)}"))
         else:
-            self.problems += self._watched("global", 0, [])
+            causes = self._watched("global", 0, [], others=False)
+        self.problems = causes + self.problems
+        if not places:
             self._cold()
 
     def tables(self) -> list[Table]:
@@ -130,36 +156,48 @@ class Captures:
             found[table.title] = replace(table, rows=(*rows, *table.rows))
         return list(found.values())
 
-    def _mode(self, mode: str, *, measure: bool) -> dict[int, list[Problem]]:
-        """Capture every call in a mode; the places of those that fail, with why."""
-        failed: dict[int, list[Problem]] = {}
+    def _mode(self, mode: str, *, measured: list[int]) -> Mode:
+        """Capture every call in a mode, and measure those that are not in `measured`."""
+        tried = Mode(mode)
         at, count = 0, 1
         while at < count:
             self._say(f"capture in mode {mode}")
-            part = self._part(mode, first=at, measure=measure)
+            first, part = at, self._part(mode, first=at, measured=measured)
             if part.error:
                 self._lost(mode, part)
-                return failed
+                return tried
             count, at = int(_fact(part, "calls")), int(_fact(part, "next"))
             split = 0 if _captured(part) else 1
+            tried.captured += range(first, at - split)
             if split:
-                failed[at - 1] = part.problems[:split]
+                tried.failed[at - 1] = part.problems[:split]
             self.problems += part.problems[split:]
             self._tables += part.tables
             self.facts += [fact for fact in part.facts if fact.text and fact not in self.facts]
             self.not_measured += part.not_measured
-        text = f"captured in mode {mode}: {count - len(failed)} of {count}"
-        self.facts.append(Fact(f"captured_{mode}", count - len(failed), text))
-        return failed
+        text = f"captured in mode {mode}: {len(tried.captured)} of {count}"
+        self.facts.append(Fact(f"captured_{mode}", len(tried.captured), text))
+        return tried
 
-    def _watched(self, mode: str, at: int, plain: list[Problem]) -> list[Problem]:
-        """What looking at each operation shows while a call is captured again; `plain` is what it showed without."""
+    def _watched(self, mode: str, at: int, plain: list[Problem], *, others: bool) -> list[Problem]:
+        """What looking at each operation shows while a call is captured again.
+
+        Args:
+            mode: how it is captured.
+            at: place of the call.
+            plain: what the capture showed without looking.
+            others: other threads are at fault.
+        """
         self._say(f"capture in mode {mode}, watched")
-        part = self._part(mode, first=at, one=True, watch=True)
+        part = self._part(mode, first=at, one=True, watch=True, other_threads=others)
         if part.error:
             self.not_measured.append(Missing(f"operations during the capture in mode {mode}", part.error))
+        elif not _captured(part):
+            return part.problems
+        if others:
+            plain = [of_other_threads(one) for one in plain]
         # Watching can hide a failure: what was compiled then runs as it was written.
-        return [*part.problems, *plain] if part.error or _captured(part) else part.problems
+        return [*part.problems, *plain]
 
     def _cold(self) -> None:
         """Whether the first call of a process can be captured."""
@@ -180,7 +218,8 @@ class Captures:
         one: bool = False,
         warm_ups: int = 3,
         watch: bool = False,
-        measure: bool = False,
+        measured: list[int] | None = None,
+        other_threads: bool = False,
     ) -> Result:
         options = {
             **self._options,
@@ -189,7 +228,9 @@ class Captures:
             "one": one,
             "warm_ups": warm_ups,
             "watch": watch,
-            "measure": measure,
+            "measure": measured is not None,
+            "measured": measured,
+            "other_threads": other_threads,
         }
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:

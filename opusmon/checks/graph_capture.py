@@ -5,10 +5,11 @@ A capture that fails can leave CUDA unusable, so the process ends with the first
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ class Captured:
         empty: torch says that it holds nothing.
         raised: what the user's code raised.
         ended: what ending the capture raised.
+        elsewhere: what CUDA refused to a thread that died of it.
         watch: what was seen, when it was watched.
     """
 
@@ -90,6 +92,7 @@ class Captured:
     empty: bool = False
     raised: Exception | None = None
     ended: Exception | None = None
+    elsewhere: Exception | None = None
     watch: Watch | None = None
 
     @property
@@ -105,7 +108,8 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         mode: `global`, `thread_local` or `relaxed`.
         warm_ups: calls before each capture.
         watch: look at each operation and line meanwhile, for their names; slower.
-        measure: replay, compare and time as well.
+        measure: replay, compare and time as well, but for the calls in `measured`, a list of their places.
+        other_threads: in another mode it is captured, which minds no other threads: they are at fault.
         one: stop after the first.
 
     The facts without a text are for the caller: `calls` there are, `next` is the place of the first that was not tried,
@@ -123,11 +127,11 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         captured = _capture(case, options, say)
         result.problems += _outside(captured)
         if captured.failed:
-            result.problems.insert(0, _failure(captured, cold=not options["warm_ups"]))
+            result.problems.insert(0, _failure(captured, options))
             break
         if captured.empty:
             result.problems.append(problem("empty_graph", "no work of the GPU was captured", NOWHERE))
-        if options["measure"]:
+        if options["measure"] and at - 1 not in options["measured"]:
             say(f"replaying it {case.label}".rstrip())
             try:
                 compared += _compared(case, captured, found, result)
@@ -172,7 +176,7 @@ def _capture(case: Case, options: Mapping[str, Any], say: Say) -> Captured:
     reserved = 0
     start = time.perf_counter()
     try:
-        with warnings.catch_warnings(record=True) as warned, context:
+        with warnings.catch_warnings(record=True) as warned, _refused_to_threads() as refused, context:
             warnings.simplefilter("always")
             reserved = torch.cuda.memory_reserved()
             start = time.perf_counter()
@@ -184,10 +188,29 @@ def _capture(case: Case, options: Mapping[str, Any], say: Say) -> Captured:
     except Exception as error:
         captured.ended = error
     captured.ms = (time.perf_counter() - start) * 1e3
+    captured.elsewhere = refused[0] if refused else None
     if not captured.failed:
         captured.pool_b = torch.cuda.memory_reserved() - reserved
         captured.empty = any("CUDA Graph is empty" in str(one.message) for one in warned)
     return captured
+
+
+@contextmanager
+def _refused_to_threads() -> Iterator[list[Exception]]:
+    """Errors of a capture that threads die of, while it lasts; their tracebacks are printed as ever."""
+    errors: list[Exception] = []
+    original = threading.excepthook
+
+    def hook(died: threading.ExceptHookArgs) -> None:
+        if isinstance(died.exc_value, Exception) and code_of(str(died.exc_value)):
+            errors.append(died.exc_value)
+        original(died)
+
+    threading.excepthook = hook
+    try:
+        yield errors
+    finally:
+        threading.excepthook = original
 
 
 def _outside(captured: Captured) -> list[Problem]:
@@ -198,13 +221,14 @@ def _outside(captured: Captured) -> list[Problem]:
     return [problem(one.kind, one.op, one.place) for one in reversed(seen.values())]
 
 
-def _failure(captured: Captured, *, cold: bool) -> Problem:
+def _failure(captured: Captured, options: Mapping[str, Any]) -> Problem:
     """The first operation that the capture did not take."""
-    error = captured.raised or captured.ended
+    error = captured.elsewhere or captured.raised or captured.ended
     code = code_of(str(error))
     ended_code = code_of(str(captured.ended)) if captured.ended else None
     watch = captured.watch
-    at, seen, op = (of_error(captured.raised) if captured.raised else NOWHERE), None, ""
+    first = captured.elsewhere or captured.raised
+    at, seen, op = (of_error(first) if first else NOWHERE), None, ""
     if watch is not None:
         if watch.broke != NOWHERE:
             at, op = watch.broke, watch.broke_op
@@ -214,15 +238,18 @@ def _failure(captured: Captured, *, cold: bool) -> Problem:
         op, at = list(watch.forked.values())[-1]
     raised_here = captured.raised is not None and of_error(captured.raised) == at
     op = op or (_function(captured.raised) if raised_here else "") or at.line
-    kind = "lazy_load" if cold else kind_of(code, at.line, seen)
+    kind = "lazy_load" if not options["warm_ups"] else kind_of(code, at.line, seen)
     words = said(str(error))
     if ended_code and ended_code != code:
         words = f"{words}; at the end {said(str(captured.ended))}"
     # Then CUDA says no more than that something before has broken it.
     late = watch is None and code == 901
-    return problem(
-        kind, op, at, code=words, lead="broken before, noticed here: " if late and at.where else ""
-    )
+    lead = "broken before, noticed here: " if late and at.where else ""
+    if options["other_threads"]:
+        kind = "other_thread"
+        is_there = captured.elsewhere is not None or (watch is not None and watch.is_elsewhere)
+        lead = "" if is_there or not at.where else "noticed here: "
+    return problem(kind, op, at, code=words, lead=lead)
 
 
 def _function(error: Exception | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,34 +19,43 @@ _users = cache(is_users)
 
 
 @contextmanager
-def following(done: Callable[[Spot, FrameType], None]) -> Iterator[None]:
+def following(done: Callable[[Spot, FrameType], None], *, threads: bool = False) -> Iterator[None]:
     """While it lasts, call `done(spot, frame)` each time a line of the user's code, `spot`, has run.
 
     A line that calls another function of the user's is done when that has begun, and again when it has ended: what a
     call changed is so blamed on the innermost line. `frame` is the one that has just begun a line, or ends.
+
+    Args:
+        done: what to call.
+        threads: follow those that are started meanwhile too; `done` is then called from them.
     """
-    before: list[Spot | None] = [None]
+    before: dict[int, Spot | None] = {}
 
     def step(frame: FrameType, event: str, _: Any) -> Any:
-        if before[0] is not None:
-            done(before[0], frame)
+        thread = threading.get_ident()
+        if (spot := before.get(thread)) is not None:
+            done(spot, frame)
         if event == "return":
             outer = frame.f_back
             own = outer is not None and _users(outer.f_code.co_filename)
-            before[0] = (outer.f_code.co_filename, outer.f_lineno) if outer is not None and own else None
+            before[thread] = (outer.f_code.co_filename, outer.f_lineno) if outer is not None and own else None
         else:
-            before[0] = (frame.f_code.co_filename, frame.f_lineno)
+            before[thread] = (frame.f_code.co_filename, frame.f_lineno)
         return step
 
     def called(frame: FrameType, event: str, arg: Any) -> Any:
         return step(frame, event, arg) if _users(frame.f_code.co_filename) else None
 
-    earlier = sys.gettrace()
+    earlier, earlier_of_threads = sys.gettrace(), threading.gettrace()
+    if threads:
+        threading.settrace(called)
     sys.settrace(called)
     try:
         yield
     finally:
         sys.settrace(earlier)
+        if threads:
+            threading.settrace(earlier_of_threads)
 
 
 def _cells(fn: Any, seen: set[int]) -> Iterator[tuple[str, CellType]]:

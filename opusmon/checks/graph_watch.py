@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -49,6 +50,7 @@ class Watch:
         recorder: the operations of the call.
         broke: line after which the capture was found invalid first, NOWHERE while it is not.
         broke_op: operation of torch that had just run, "" when it was none.
+        is_elsewhere: that line is one of another thread, started during the call.
         outside: what ran on a stream that is no part of the capture.
         forked: last operation on each side stream that is part of the capture, and not joined since, by handle.
     """
@@ -57,11 +59,13 @@ class Watch:
         self.recorder = Recorder(on_gpu=True, before=self._before, after=self._after)
         self.broke: Place = NOWHERE
         self.broke_op = ""
+        self.is_elsewhere = False
         self.outside: list[Seen] = []
         self.forked: dict[int, tuple[str, Place]] = {}
         self._driver = driver
         self._stream = stream
         self._is_broken = False
+        self._thread = threading.get_ident()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -75,7 +79,7 @@ class Watch:
 
         torch.cuda.Stream.wait_stream = wait_stream
         try:
-            with self.recorder.recording(), following(self._line):
+            with self.recorder.recording(), following(self._line, threads=True):
                 yield
         finally:
             torch.cuda.Stream.wait_stream = original
@@ -105,6 +109,7 @@ class Watch:
     def _line(self, spot: Spot, _: FrameType) -> None:
         if self._broken():
             self.broke = place(*spot)
+            self.is_elsewhere = threading.get_ident() != self._thread
 
     def _broken(self) -> bool:
         """Whether it is found broken now, for the first time."""

@@ -124,6 +124,11 @@ WORDS: dict[str, Words] = {
         "a replay gives another result than the function itself ({op})",
         "what changes from call to call has to be on the GPU and in the tensors that were captured",
     ),
+    "other_thread": Words(
+        "another thread does what a capture in global mode, torch's default, forbids to all threads ({op})",
+        'capture with capture_error_mode="thread_local", which minds its own thread only, or let other threads neither '
+        "allocate nor wait meanwhile",
+    ),
     "capture_failed": Words(
         "the capture fails here ({op})",
         "take it out of the captured part",

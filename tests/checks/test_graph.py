@@ -424,7 +424,8 @@ class Parts:
             captured = not self.fails(options["mode"], at, options["warm_ups"])
             at += 1
         if not captured:
-            kind = "item" if options["watch"] else "capture_failed"
+            seen = "other_thread" if options["other_threads"] else "item"
+            kind = seen if options["watch"] else "capture_failed"
             result.problems.append(problem(kind, "it", Place(f"a.py:{at}", ""), code="900"))
         result.facts += [
             Fact("calls", self.calls, ""),
@@ -432,7 +433,9 @@ class Parts:
             Fact("captured", captured, ""),
         ]
         if options["measure"]:
-            result.tables.append(Table("times", ("inputs",), ((options["first"],),)))
+            tried = range(options["first"], at if captured else at - 1)
+            rows = [(options["mode"], one) for one in tried if one not in options["measured"]]
+            result.tables.append(Table("times", ("mode", "inputs"), tuple(rows)))
         return result
 
 
@@ -462,13 +465,48 @@ def test_a_call_that_fails_ends_its_process_and_the_next_goes_on_after_it(monkey
     ]
     facts = {fact.name: fact.value for fact in found.facts}
     assert facts == {"captured_global": 2, "captured_thread_local": 2, "captured_relaxed": True}
-    assert found.tables()[0].rows == ((0,), (2,))
+    assert found.tables()[0].rows == (("global", 0), ("global", 2))
     assert not found.is_captured
 
 
 def test_what_only_the_global_mode_minds_is_said(monkeypatch):
-    _, found = captures(monkeypatch, 1, lambda mode, at, warm_ups: mode == "global")
-    assert [one.facts for one in found.problems] == [{"fails_in_modes": "global"}]
+    _, found = captures(monkeypatch, 2, lambda mode, at, warm_ups: mode == "global" and at == 0)
+    (only,) = found.problems
+    assert (only.kind, only.facts) == ("other_thread", {"fails_in_modes": "global"})
+    assert 'capture_error_mode="thread_local"' in only.change
+    # What no graph of the global mode was there for is measured with the other's.
+    assert found.tables()[0].rows == (("global", 1), ("thread_local", 0))
+
+
+def test_what_only_the_global_mode_minds_is_said_of_a_failure_that_watching_hides(monkeypatch):
+    parts = Parts(1, lambda mode, at, warm_ups: mode == "global")
+
+    def run_unwatched(name, options, **more):
+        if options["watch"]:
+            return Result(name, error="was killed by SIGSEGV")
+        return parts.run(name, options, **more)
+
+    monkeypatch.setattr(graph, "run", run_unwatched)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, time.monotonic() + 60)
+    found.all()
+    (only,) = found.problems
+    assert (only.kind, only.where, only.code) == ("other_thread", "a.py:1", "900")
+    assert only.what.startswith("noticed here: another thread does ")
+
+
+def test_a_mode_that_was_not_seen_to_the_end_puts_no_blame_on_other_threads(monkeypatch):
+    parts = Parts(1, lambda mode, at, warm_ups: mode == "global")
+
+    def run_once(name, options, **more):
+        if options["mode"] == "thread_local":
+            return Result(name, error="was killed by SIGSEGV")
+        return parts.run(name, options, **more)
+
+    monkeypatch.setattr(graph, "run", run_once)
+    found = graph.Captures({"target": "a.py:make"}, lambda stage: None, time.monotonic() + 60)
+    found.all()
+    assert [one.kind for one in found.problems] == ["item"]
+    assert [one.what for one in found.not_measured] == ["capture in mode thread_local"]
 
 
 def test_a_first_use_that_fails_in_a_capture_is_a_note(monkeypatch):

@@ -45,10 +45,12 @@ PLANTED = {
     },
     "graph_reads": {
         **dict.fromkeys(("histc", "same_ends", "normal", "sorter", "segments", "eigh"), "item"),
-        **dict.fromkeys(("svd", "matrix_exp", "filled_with", "ends", "threaded"), "item"),
+        **dict.fromkeys(("svd", "matrix_exp", "filled_with", "ends"), "item"),
         **dict.fromkeys(("sparse", "mask_of_tensor", "two_masks"), "dynamic_shape"),
         **dict.fromkeys(("index_of_host", "number_at_rows", "one_element", "moved"), "pageable_copy"),
-        **{"filled_from_host": "pageable_copy", "copied_out": "host_copy", "list_index": "host_tensor"},
+        "filled_from_host": "pageable_copy",
+        "copied_out": "host_copy",
+        "list_index": "host_tensor",
     },
 }
 """Target to kind; the line is the one that is marked with the target's name."""
@@ -61,7 +63,11 @@ CLEAN = {
     "graph_cuda": ("joined_stream", "random_numbers", "cache", "two_values"),
     "graph_reads": ("clean_reads",),
 }
-OTHER = {"graph_plain": ("two",), "graph_cuda": ("cpu_input", "other_thread")}
+OTHER = {
+    "graph_plain": ("two",),
+    "graph_cuda": ("cpu_input", "other_thread"),
+    "graph_reads": ("threaded",),
+}
 
 
 def check(module, name, **buckets):
@@ -157,7 +163,21 @@ def test_what_another_thread_does_breaks_the_global_mode_only(results):
     result = results["other_thread"]
     assert fact(result, "captured_global") == 0
     assert fact(result, "captured_thread_local") == 1
+    assert found(result) == [("other_thread", line_of("graph_cuda", "other_thread"))]
     assert result.problems[0].facts["fails_in_modes"] == "global"
+    assert [row[-1] for row in compared(result)] == [True, True]
+
+
+def test_a_thread_that_reads_a_value_breaks_the_global_mode_and_makes_replays_of_the_other_stale(results):
+    result = results["threaded"]
+    assert found(result)[0] == ("other_thread", line_of("graph_reads", "threaded"))
+    assert result.problems[0].code.startswith("900 ")
+    # The sum of all 64 values, read at capture, is half as much with halved values.
+    assert [row[1::4] for row in compared(result)] == [
+        ("as given", True),
+        ("floats halved, in reverse", False),
+    ]
+    assert [one.kind for one in result.problems if one.level == "problem"] == ["other_thread", "stale_result"]
 
 
 def test_the_first_is_measured_and_the_further_lines_are_said_to_be_static(results):

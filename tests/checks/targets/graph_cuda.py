@@ -127,7 +127,7 @@ def other_thread():
 
     def grab():
         with contextlib.suppress(RuntimeError):
-            torch.empty(1 << 26, device="cuda")
+            torch.empty(1 << 26, device="cuda")  # HERE other_thread
 
     def fn(x):
         y = x * 2

@@ -156,7 +156,7 @@ def clean_reads(x):
 @made
 def threaded(x):
     out = []
-    thread = threading.Thread(target=lambda: out.append(x.sum().item()))
+    thread = threading.Thread(target=lambda: out.append(x.sum().item()))  # HERE threaded
     thread.start()
     thread.join()
     return x * out[0]
