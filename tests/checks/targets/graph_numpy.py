@@ -5,10 +5,12 @@ import random
 import numpy as np
 import torch
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def made(fn):
     """The target of a function of one tensor."""
-    return lambda: (fn, (torch.linspace(0.125, 1.0, 64).reshape(8, 8),))
+    return lambda: (fn, (torch.linspace(0.125, 1.0, 64, device=DEVICE).reshape(8, 8),))
 
 
 @made
@@ -29,7 +31,7 @@ def numpy_generator():
     def fn(x):
         return x * rng.normal()  # HERE numpy_generator
 
-    return fn, (torch.ones(8),)
+    return fn, (torch.ones(8, device=DEVICE),)
 
 
 class Noisy(torch.nn.Module):
@@ -42,11 +44,11 @@ class Noisy(torch.nn.Module):
 
 
 def old_generator():
-    return Noisy(np.random.RandomState(0)), (torch.ones(8),)
+    return Noisy(np.random.RandomState(0)), (torch.ones(8, device=DEVICE),)
 
 
 def own_generator():
-    return Noisy(random.Random(0)), (torch.ones(8),)
+    return Noisy(random.Random(0)), (torch.ones(8, device=DEVICE),)
 
 
 @made
