@@ -22,9 +22,9 @@ from opusmon.checks.graph_inputs import memory_of, tensors
 from opusmon.checks.graph_operators import (
     index_kind,
     is_indexing,
-    is_written_out,
     reads_value,
     sizes_by_value,
+    written_out,
 )
 from opusmon.checks.result import Level
 from opusmon.checks.where import Place, expression, here
@@ -130,8 +130,8 @@ class Recorder:
         if args and self._is_theirs(args[0]):
             if name in _READS or (name == "to" and not self._on_gpu and _names_cpu()):
                 self.note("host_copy", self._outer)
-            elif name in _INDEXES and is_written_out(args[1]):
-                self.note("host_tensor", self._outer)
+            elif name in _INDEXES and (kind := written_out(args[1])):
+                self.note(kind, self._outer)
         try:
             return self._called(name, func, args, kwargs)
         finally:

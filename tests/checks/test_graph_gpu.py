@@ -54,7 +54,7 @@ PLANTED = {
         "list_index": "host_tensor",
     },
     "graph_numpy": {
-        "array_index": "host_tensor",
+        "array_index": "pageable_copy",
         **dict.fromkeys(("numpy_random", "rarer_draw", "numpy_generator", "own_generator"), "host_random"),
     },
 }

@@ -89,7 +89,7 @@ def test_a_copy_into_a_tensor_that_the_line_puts_on_the_host_waits():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("array_index", "host_tensor"),
+        ("array_index", "pageable_copy"),
         ("numpy_random", "host_random"),
         ("rarer_draw", "host_random"),
         ("numpy_generator", "host_random"),
