@@ -343,7 +343,7 @@ def _explaining(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--before",
         nargs=2,
         metavar=("TIME", "TIME"),
-        help="compare with this range (default: as long, just before)",
+        help="compare with this range (default: as long, at least 15 s, just before)",
     )
     told.add_argument("--json", action="store_true", help="for programs")
     group = told.add_argument_group("a model's reading of it, through the Messages API; spends tokens")

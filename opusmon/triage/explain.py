@@ -28,6 +28,8 @@ SHOWN = 24
 """Movements told one by one, those of largest effect and the first ones; the rest is named."""
 MOST_EVENTS = 40
 MIN_RANGE_NS = 4 * NS
+LEAST_BEFORE_NS = 15 * NS
+"""A short range is compared with more than its own length: with one sample a second, `changes.MIN_BASE` and some spare."""
 ABSURD = 1e30
 """Nothing that is measured is so large; squares of it would not fit."""
 
@@ -146,7 +148,8 @@ def explain(
         view: what was measured.
         a: start of the range, monotonic ns.
         b: its end.
-        before: the range to compare with; that of the same length before `a` by default.
+        before: the range to compare with; by default that of the same length before `a`, or the 15 s before the
+            margin where that is more.
         margin_ns: how far before `a` a change is looked for; a quarter of the range by default.
         shown: most movements to put in steps.
 
@@ -201,7 +204,8 @@ def _spans(view: View, a: int, b: int, before: tuple[int, int] | None, margin_ns
     begin = getattr(view, "t0", None)
     margin = (b - a) // MARGIN_SHARE if margin_ns is None else margin_ns
     if before is None:
-        base0, base1 = 2 * a - b, a - margin
+        base1 = a - margin
+        base0 = min(2 * a - b, base1 - LEAST_BEFORE_NS)
     else:
         base0, base1 = before
         if base1 > a or base0 >= base1:

@@ -331,7 +331,7 @@ def test_the_document_is_json_with_wall_times():
         (60, 120, (50, 70), "--before"),
         (60, 120, (40, 30), "--before"),
         (2, 60, None, "--from"),
-        (113, 120, None, "widen"),
+        (113, 120, (104, 111), "widen"),
     ],
 )
 def test_ranges_that_cannot_be_compared_are_one_line(a, b, before, word):
@@ -339,6 +339,14 @@ def test_ranges_that_cannot_be_compared_are_one_line(a, b, before, word):
     with pytest.raises(ExplainError, match=word) as caught:
         explain(view, ns(a), ns(b), before and (ns(before[0]), ns(before[1])))
     assert "\n" not in str(caught.value)
+
+
+def test_a_short_range_is_compared_with_more_than_its_own_length():
+    """Twelve seconds at one sample a second, less a quarter, are too few to know what was usual."""
+    view, _ = incident(links=1, slow=(0,))
+    told = explain(view, ns(58), ns(70))
+    assert told.before == (ns(40), ns(58))  # a quarter before it, and fifteen seconds before that
+    assert "tx_bps" in by_quantity(told)
 
 
 def test_a_long_range_is_read_from_rollups_and_says_the_same():
