@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 def proxy(args: argparse.Namespace) -> int:
     """`opusmon proxy`: the recorder with nothing but the proxy."""
     from opusmon.clock import SystemClock
+    from opusmon.collectors.base import Unavailable
     from opusmon.session import LiveSession, default_path, plan
     from opusmon.times import parse_duration
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
     options = {"upstream": args.upstream, "listen": args.listen, "allow": args.allow}
-    wanted = plan(["proxy"], {"proxy": options})
+    left_out = Unavailable(
+        "not asked for: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
+    )
+    wanted = plan(["proxy"], {"proxy": options}, left_out=left_out)
     session = LiveSession(
         wanted,
         SystemClock(),
@@ -36,12 +40,24 @@ def proxy(args: argparse.Namespace) -> int:
         retain_b=size_b_of(args.retain_size),
         process="record",
     )
-    where = args.listen if args.listen.startswith("unix:") else f"http://{args.listen}"
-    print(
-        f"opusmon: once it listens, clients use {where}; for anthropic: export ANTHROPIC_BASE_URL={where}",
-        file=sys.stderr,
-    )
+    print(f"opusmon: once it listens, {how_to_reach(args.listen)}", file=sys.stderr)
     return headless(session, args.duration)
+
+
+def how_to_reach(address: str) -> str:
+    """What its clients must be told, for an address that `check_proxy` has accepted."""
+    from opusmon.collectors.proxy.rules import parse_listen
+
+    listen = parse_listen(address)
+    if listen.path:
+        return (
+            f"curl uses it with --unix-socket {listen.path} http://localhost/v1/messages, and the anthropic SDK with"
+            " base_url='http://localhost' and http_client=anthropic.DefaultHttpxClient("
+            f"transport=httpx2.HTTPTransport(uds={listen.path!r}))"
+        )
+    if not listen.port:
+        return "`opusmon dump FILE --channel status` says which port it found free"
+    return f"clients use http://{listen.text}; for anthropic: export ANTHROPIC_BASE_URL=http://{listen.text}"
 
 
 def probe(args: argparse.Namespace) -> int:

@@ -145,7 +145,7 @@ def _has_secret(env: Mapping[str, str]) -> bool:
 def _amounts(config: CanaryConfig) -> None:
     if not 0 < config.per_hour <= PER_HOUR_MOST:
         raise CanaryRefused(
-            f"{config.per_hour:g} requests an hour", f"from 0 to {PER_HOUR_MOST:g} are possible"
+            f"{config.per_hour:g} requests an hour", f"give more than 0, {PER_HOUR_MOST:g} at most"
         )
     for name in ("max_tokens", "prompt_tokens", "hourly_tokens"):
         if getattr(config, name) < 1:

@@ -124,9 +124,7 @@ class OtlpCollector:
             receiver = Receiver(parse_listen(self._listen), self._clock, self.take)
             await receiver.start()
         except ProxyUnavailable as error:
-            reason = error.why.reason.replace("requests carry keys", "telemetry is sent")
-            remedy = error.why.remedy.replace("8788", "4318").replace("--listen", "--otlp-listen")
-            raise OtlpUnavailable(reason, remedy) from None
+            raise OtlpUnavailable(error.why.reason, error.why.remedy) from None
         return receiver
 
     def _read_clocks(self) -> None:
