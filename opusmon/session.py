@@ -18,7 +18,7 @@ from opusmon.bus import Bus, Sink
 from opusmon.channels import ALL
 from opusmon.clock import NS, Anchors, Clock
 from opusmon.collectors import Options
-from opusmon.collectors.base import Status, Unavailable
+from opusmon.collectors.base import LEFT_OUT, UNASKED, Status, Unavailable
 from opusmon.collectors.cost import SelfCost
 from opusmon.guarded import GuardedStore
 from opusmon.paths import state_dir
@@ -95,7 +95,7 @@ def plan(
             "`opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
         )
     other = left_out or Unavailable(
-        f"not asked for: --only named {', '.join(only)}", "start opusmon without --only"
+        f"{LEFT_OUT}: --only named {', '.join(only)}", "start opusmon without --only"
     )
     absent = {name: answers.get(name, other) for name in known if name not in runnable}
     return Plan(
@@ -108,7 +108,7 @@ def _not_set_up(name: str, options: Options) -> Unavailable | None:
     entry = collectors.REGISTRY[name]
     if not entry.needs or options.get(name, {}).get(entry.needs):
         return None
-    return Unavailable("runs only when asked for", entry.enabled_by)
+    return Unavailable(UNASKED, entry.enabled_by)
 
 
 def default_path(now: float | None = None) -> Path:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def proxy(args: argparse.Namespace) -> int:
     """`opusmon proxy`: the recorder with nothing but the proxy."""
     from opusmon.clock import SystemClock
-    from opusmon.collectors.base import Unavailable
+    from opusmon.collectors.base import LEFT_OUT, Unavailable
     from opusmon.session import LiveSession, default_path, plan
     from opusmon.times import parse_duration
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
     options = {"upstream": args.upstream, "listen": args.listen, "allow": args.allow}
     left_out = Unavailable(
-        "not asked for: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
+        f"{LEFT_OUT}: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
     )
     wanted = plan(["proxy"], {"proxy": options}, left_out=left_out)
     session = LiveSession(

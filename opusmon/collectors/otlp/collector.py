@@ -185,7 +185,7 @@ class OtlpCollector:
             remedy = f"{INSTALL}, or OTEL_EXPORTER_OTLP_PROTOCOL=http/json at the sender"
             self._notes.put(("request", "", "protobuf"), "error", reason, remedy)
         for words in counts.refused - {NO_PROTOBUF}:
-            self._notes.put(("", "", f"refused: {words}"), "ok", f"refused some of what was sent: {words}")
+            self._notes.put(("", "", f"refused: {words}"), "ok", "some of what was sent so far")
         if counts.unreadable or counts.rejected:
             self._notes.put(
                 ("request", "", "rejected"),

@@ -119,11 +119,13 @@ class Absent:
         name: of the source.
         reason: why, "" when nothing was recorded about it.
         remedy: what switches it on.
+        is_unasked: nobody wanted it to run; else something keeps it from it.
     """
 
     name: str
     reason: str
     remedy: str
+    is_unasked: bool
 
 
 def absent(known: Snapshot) -> list[Absent]:
@@ -136,5 +138,6 @@ def absent(known: Snapshot) -> list[Absent]:
         if name in present or (status is not None and status.is_ok):
             continue
         reason = status.why if status is not None else ""
-        found.append(Absent(name, reason, (status.remedy if status is not None else "") or REMEDIES[name]))
+        remedy = (status.remedy if status is not None else "") or REMEDIES[name]
+        found.append(Absent(name, reason, remedy, status is None or status.is_unasked))
     return found
