@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opusmon.cli.watch import check_proxy, headless
@@ -65,8 +67,8 @@ def probe(args: argparse.Namespace) -> int:
     from opusmon.collectors.canary.endpoint import CanaryConfig, check
 
     config = check(CanaryConfig(args.base_url, args.model, max_tokens=args.max_tokens))
-    if args.output is not None and args.output.exists():
-        raise CliError(f"{args.output} exists already: name a new file")
+    if args.output is not None:
+        _check_place(args.output)
     requests: list[Request] = []
     work = _sweep(config, args, requests) if args.sweep else _count(config, args, requests)
     status = OK
@@ -77,6 +79,15 @@ def probe(args: argparse.Namespace) -> int:
     if args.output is not None and requests:
         _keep(args, requests)
     return status
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a file that cannot be made, before tokens are spent on what it should keep."""
+    if path.exists():
+        raise CliError(f"{path} exists already: name a new file")
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise CliError(f"{path} cannot be made: {folder} is no folder that you may write to")
 
 
 async def _count(config: CanaryConfig, args: argparse.Namespace, requests: list[Request]) -> int:
@@ -96,12 +107,17 @@ async def _count(config: CanaryConfig, args: argparse.Namespace, requests: list[
 
 
 async def _sweep(config: CanaryConfig, args: argparse.Namespace, requests: list[Request]) -> int:
-    from opusmon.collectors.canary.report import render
+    from opusmon.collectors.canary.report import render, request_line
     from opusmon.collectors.canary.sweep import announce_sweep, as_json, check_sizes, sweep
 
     sizes = check_sizes(_sizes(args.sweep), args.repeats)
     print(f"opusmon: {announce_sweep(config, sizes, args.repeats)}", file=sys.stderr)
-    result = await sweep(config, sizes, args.repeats, on_request=requests.append)
+
+    def told(request: Request) -> None:
+        requests.append(request)
+        print(f"opusmon: {request.label}: {request_line(request)}", file=sys.stderr)
+
+    result = await sweep(config, sizes, args.repeats, on_request=told)
     print(json.dumps(as_json(result), indent=2) if args.json else render(result))
     return _ended(result.aborted, requests)
 
@@ -136,6 +152,7 @@ def _keep(args: argparse.Namespace, requests: Sequence[Request]) -> None:
     from opusmon.recording import Recorder
     from opusmon.schema import StringTable
     from opusmon.session import describe
+    from opusmon.text import counted
 
     strings, clock = StringTable(), SystemClock()
     recorder = Recorder(args.output, strings=strings, clock=clock, session=describe())
@@ -144,4 +161,4 @@ def _keep(args: argparse.Namespace, requests: Sequence[Request]) -> None:
         if anchor is not None:
             recorder.anchor(anchor)
         recorder.push(request_batch(requests, strings, Keeper()))
-    print(f"opusmon: {len(requests)} requests in {args.output}", file=sys.stderr)
+    print(f"opusmon: {counted(len(requests), 'request')} in {args.output}", file=sys.stderr)

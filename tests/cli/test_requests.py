@@ -188,6 +188,7 @@ async def test_probe_prints_a_line_per_request_and_a_summary(tmp_path: Path) -> 
     assert last.startswith("3 of 3 ok  TTFT p50 ")
     (announced,) = done.err.splitlines()
     assert "3 requests one after another, at most" in announced
+    assert announced.endswith("with the key of ANTHROPIC_API_KEY")
     assert recordings(tmp_path) == []
 
 
@@ -221,6 +222,8 @@ async def test_a_sweep_is_a_table_or_json(here, tmp_path: Path) -> None:
         table = await here(*words, "--sweep", "96,192")
         body = await here(*words, "--sweep", "96,128", "--json", "-o", path)
     assert (table.status, body.status) == (0, 0)
+    told = [line.split()[1:4] for line in table.err.splitlines()[1:]]
+    assert told == [["sweep", size, str(n)] for n, size in enumerate(("96:", "192:") * 2, 1)]
     assert "TTFT p50" in table.out
     assert "knee: none" in table.out
     said = json.loads(body.out)
@@ -303,6 +306,9 @@ LOCAL = "http://127.0.0.1:9"
 async def test_what_cannot_be_probed_is_one_line(here, words: tuple[str, ...], line: str) -> None:
     done = await here("probe", "--model", "m", *words)
     assert line in done.problem
+    assert "at most" not in done.err.removesuffix(
+        f"{done.problem}\n"
+    )  # nothing is announced that is not sent
     nowhere_in(KEY, done.out, done.err)
 
 
@@ -313,6 +319,8 @@ async def test_a_file_that_cannot_be_made_is_said_before_tokens_are_spent(here, 
         words = ("probe", "--base-url", server.url, "--model", "m", "--count", "1", "-o", path)
         done = await here(*words)
         assert "exists already" in done.problem
+        done = await here(*words[:-1], "/dev/null/x/p.opusmon")
+        assert done.problem.endswith("cannot be made: /dev/null is no folder that you may write to")
         assert server.seen == []
 
 
