@@ -25,7 +25,7 @@ from fake_upstream import FakeUpstream, Script
 from proxyrun import Proxied
 from sessions import DATA
 
-from opusmon import cli
+from opusmon import cli, config
 from opusmon.cli.requests import how_to_reach
 from opusmon.cli.watch import changes
 from opusmon.collectors.proxy.rules import Listen
@@ -558,6 +558,20 @@ async def test_what_cannot_be_watched_is_one_line(
 ) -> None:
     done = await here("record", "--duration", "20s", "-o", tmp_path / "r.opusmon", *words)
     assert line in done.problem
+
+
+async def test_a_wrong_value_of_the_config_file_is_not_blamed_on_the_command_line(
+    here, tmp_path: Path
+) -> None:
+    done = await here("record", "--slo", "soon")
+    assert "config.toml" not in done.problem
+    file = config.path()
+    assert tmp_path in file.parents
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('slo = ["soon"]\n')
+    done = await here("record")
+    assert "--slo soon: " in done.problem
+    assert done.problem.endswith(f" (options of {file} are in force)")
 
 
 async def test_record_says_what_does_not_run_beside_the_rest(tmp_path: Path) -> None:
