@@ -18,7 +18,7 @@ from opusmon.bus import Bus, Sink
 from opusmon.channels import ALL
 from opusmon.clock import NS, Anchors, Clock
 from opusmon.collectors import Options
-from opusmon.collectors.base import Status, Unavailable
+from opusmon.collectors.base import LEFT_OUT, UNASKED, Status, Unavailable
 from opusmon.collectors.cost import SelfCost
 from opusmon.guarded import GuardedStore
 from opusmon.paths import state_dir
@@ -59,13 +59,20 @@ class Plan:
     raised: frozenset[str] = frozenset()
 
 
-def plan(only: Sequence[str] = (), options: Options | None = None, *, sudo: bool = False) -> Plan:
+def plan(
+    only: Sequence[str] = (),
+    options: Options | None = None,
+    *,
+    sudo: bool = False,
+    left_out: Unavailable | None = None,
+) -> Plan:
     """Probe the collectors that are to run.
 
     Args:
         only: their names; empty for all that run by themselves and those that `options` sets up.
         options: per collector, what its constructor is given.
         sudo: collectors that only lack root get it from sudo.
+        left_out: why those that `only` does not name are absent, where it was not `--only` that named the others.
 
     Raises:
         NothingToWatch: none of them can run, or a name is not one of theirs.
@@ -87,8 +94,10 @@ def plan(only: Sequence[str] = (), options: Options | None = None, *, sudo: bool
             f"nothing can be watched on this host ({'; '.join(reasons)}). "
             "`opusmon doctor` says how to mend it, `opusmon demo` shows a recorded session"
         )
-    left_out = Unavailable(f"not asked for: --only named {', '.join(only)}", "start opusmon without --only")
-    absent = {name: answers.get(name, left_out) for name in known if name not in runnable}
+    other = left_out or Unavailable(
+        f"{LEFT_OUT}: --only named {', '.join(only)}", "start opusmon without --only"
+    )
+    absent = {name: answers.get(name, other) for name in known if name not in runnable}
     return Plan(
         runnable, {name: why for name, why in absent.items() if why is not None}, options, frozenset(raised)
     )
@@ -99,7 +108,7 @@ def _not_set_up(name: str, options: Options) -> Unavailable | None:
     entry = collectors.REGISTRY[name]
     if not entry.needs or options.get(name, {}).get(entry.needs):
         return None
-    return Unavailable("runs only when asked for", entry.enabled_by)
+    return Unavailable(UNASKED, entry.enabled_by)
 
 
 def default_path(now: float | None = None) -> Path:

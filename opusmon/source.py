@@ -77,16 +77,19 @@ class LiveSource:
             {channel.name: channel for source in self._sources for channel in source.channels}.values()
         )
 
+    def lost(self) -> Mapping[str, str]:
+        """Sources that watch the host and do not run now, by name, with why."""
+        return {name: _words(status) for name in self._watching() if (status := self._held.get(name))}
+
     def gave_up(self) -> str:
         """Why nothing will come: the reasons, once every source that watches the host says it cannot run."""
-        watching = [source.name for source in self._sources if source.name != "cost"]
-        held = [self._held.get(name) for name in watching]
-        if not held or any(status is None or status.state != "unavailable" for status in held):
+        held = [self._held.get(name) for name in self._watching()]
+        if any(status is None or status.state != "unavailable" for status in held):
             return ""
-        reasons = (
-            f"{status.collector}: {status.reason}. {status.remedy}".strip(". ") for status in held if status
-        )
-        return "; ".join(reasons)
+        return "; ".join(_words(status) for status in held if status)
+
+    def _watching(self) -> Sequence[str]:
+        return [source.name for source in self._sources if source.name != "cost"]
 
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches of all sources as they come, until closed."""
@@ -145,3 +148,7 @@ class LiveSource:
             if said := [*self._held.values(), *self._stated]:
                 await self._queue.put(status_batch(self._clock.now(), said, self.strings))
             await asyncio.sleep(KEYFRAME_NS / 1e9)
+
+
+def _words(status: Status) -> str:
+    return f"{status.collector}: {status.reason}. {status.remedy}".strip(". ")

@@ -25,10 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     debug = "--debug" in words
     _stand_in()
-    status = OK
+    status, whence = OK, ""
     try:
         if words[0] in ("live", "record"):
-            verbs[words[0]].set_defaults(**config.defaults(screen=words[0] == "live"))
+            defaults = config.defaults(screen=words[0] == "live")
+            verbs[words[0]].set_defaults(**defaults)
+            # A value that cannot be used may be one that nobody has typed.
+            whence = f" (options of {config.path()} are in force)" if defaults else ""
         try:
             args = parser.parse_args(_join_times(words))
             status = args.run(args)
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug or not _expected(error):
             raise
-        print(f"opusmon: {printable(str(error))}", file=sys.stderr)
+        print(f"opusmon: {printable(str(error))}{whence}", file=sys.stderr)
         _drop_unwritten()
         return ERROR
     return status

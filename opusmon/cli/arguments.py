@@ -115,7 +115,8 @@ def _collecting(parser: argparse.ArgumentParser) -> None:
         "--only",
         metavar="NAMES",
         default="",
-        help="collectors to run, comma-separated: gpu, host, engine, streams, stalls (the last two need root)",
+        help="collectors to run, comma-separated: gpu, host, engine, streams, stalls (the last two need root), and of what"
+        " other options set up: proxy, canary, otlp, l2",
     )
     parser.add_argument(
         "--interval", default="1s", metavar="TIME", help="sampling interval, 200ms to 5s (default 1s)"
@@ -243,6 +244,10 @@ def _requests(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "probe",
         requests.probe,
         "send a few requests to a Messages endpoint and time them; spends tokens",
+    )
+    probe.epilog = (
+        "The key is that of ANTHROPIC_API_KEY, or the token of ANTHROPIC_AUTH_TOKEN, in the environment; engines on this"
+        " host need none."
     )
     probe.add_argument(
         "--base-url",

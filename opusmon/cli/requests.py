@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opusmon.cli.watch import check_proxy, headless
@@ -21,12 +23,16 @@ if TYPE_CHECKING:
 def proxy(args: argparse.Namespace) -> int:
     """`opusmon proxy`: the recorder with nothing but the proxy."""
     from opusmon.clock import SystemClock
+    from opusmon.collectors.base import LEFT_OUT, Unavailable
     from opusmon.session import LiveSession, default_path, plan
     from opusmon.times import parse_duration
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
     options = {"upstream": args.upstream, "listen": args.listen, "allow": args.allow}
-    wanted = plan(["proxy"], {"proxy": options})
+    left_out = Unavailable(
+        f"{LEFT_OUT}: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
+    )
+    wanted = plan(["proxy"], {"proxy": options}, left_out=left_out)
     session = LiveSession(
         wanted,
         SystemClock(),
@@ -36,12 +42,24 @@ def proxy(args: argparse.Namespace) -> int:
         retain_b=size_b_of(args.retain_size),
         process="record",
     )
-    where = args.listen if args.listen.startswith("unix:") else f"http://{args.listen}"
-    print(
-        f"opusmon: once it listens, clients use {where}; for anthropic: export ANTHROPIC_BASE_URL={where}",
-        file=sys.stderr,
-    )
+    print(f"opusmon: once it listens, {how_to_reach(args.listen)}", file=sys.stderr)
     return headless(session, args.duration)
+
+
+def how_to_reach(address: str) -> str:
+    """What its clients must be told, for an address that `check_proxy` has accepted."""
+    from opusmon.collectors.proxy.rules import parse_listen
+
+    listen = parse_listen(address)
+    if listen.path:
+        return (
+            f"curl uses it with --unix-socket {listen.path} http://localhost/v1/messages, and the anthropic SDK with"
+            " base_url='http://localhost' and http_client=anthropic.DefaultHttpxClient("
+            f"transport=httpx2.HTTPTransport(uds={listen.path!r}))"
+        )
+    if not listen.port:
+        return "`opusmon dump FILE --channel status` says which port it found free"
+    return f"clients use http://{listen.text}; for anthropic: export ANTHROPIC_BASE_URL=http://{listen.text}"
 
 
 def probe(args: argparse.Namespace) -> int:
@@ -49,8 +67,8 @@ def probe(args: argparse.Namespace) -> int:
     from opusmon.collectors.canary.endpoint import CanaryConfig, check
 
     config = check(CanaryConfig(args.base_url, args.model, max_tokens=args.max_tokens))
-    if args.output is not None and args.output.exists():
-        raise CliError(f"{args.output} exists already: name a new file")
+    if args.output is not None:
+        _check_place(args.output)
     requests: list[Request] = []
     work = _sweep(config, args, requests) if args.sweep else _count(config, args, requests)
     status = OK
@@ -61,6 +79,15 @@ def probe(args: argparse.Namespace) -> int:
     if args.output is not None and requests:
         _keep(args, requests)
     return status
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a file that cannot be made, before tokens are spent on what it should keep."""
+    if path.exists():
+        raise CliError(f"{path} exists already: name a new file")
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise CliError(f"{path} cannot be made: {folder} is no folder that you may write to")
 
 
 async def _count(config: CanaryConfig, args: argparse.Namespace, requests: list[Request]) -> int:
@@ -80,12 +107,17 @@ async def _count(config: CanaryConfig, args: argparse.Namespace, requests: list[
 
 
 async def _sweep(config: CanaryConfig, args: argparse.Namespace, requests: list[Request]) -> int:
-    from opusmon.collectors.canary.report import render
+    from opusmon.collectors.canary.report import render, request_line
     from opusmon.collectors.canary.sweep import announce_sweep, as_json, check_sizes, sweep
 
     sizes = check_sizes(_sizes(args.sweep), args.repeats)
     print(f"opusmon: {announce_sweep(config, sizes, args.repeats)}", file=sys.stderr)
-    result = await sweep(config, sizes, args.repeats, on_request=requests.append)
+
+    def told(request: Request) -> None:
+        requests.append(request)
+        print(f"opusmon: {request.label}: {request_line(request)}", file=sys.stderr)
+
+    result = await sweep(config, sizes, args.repeats, on_request=told)
     print(json.dumps(as_json(result), indent=2) if args.json else render(result))
     return _ended(result.aborted, requests)
 
@@ -120,6 +152,7 @@ def _keep(args: argparse.Namespace, requests: Sequence[Request]) -> None:
     from opusmon.recording import Recorder
     from opusmon.schema import StringTable
     from opusmon.session import describe
+    from opusmon.text import counted
 
     strings, clock = StringTable(), SystemClock()
     recorder = Recorder(args.output, strings=strings, clock=clock, session=describe())
@@ -128,4 +161,4 @@ def _keep(args: argparse.Namespace, requests: Sequence[Request]) -> None:
         if anchor is not None:
             recorder.anchor(anchor)
         recorder.push(request_batch(requests, strings, Keeper()))
-    print(f"opusmon: {len(requests)} requests in {args.output}", file=sys.stderr)
+    print(f"opusmon: {counted(len(requests), 'request')} in {args.output}", file=sys.stderr)

@@ -43,9 +43,13 @@ def headless(session: LiveSession, duration: str | None) -> int:
 
     duration_s = parse_duration(duration) / 1e9 if duration else None
     said = ""
+    lost: Mapping[str, str] = {}
 
     def report() -> None:
-        nonlocal said
+        nonlocal said, lost
+        before, lost = lost, session.source.lost()
+        for line in changes(before, lost):
+            say(line, 0)
         state = session.recording
         if state is not None and state.error != said:
             said = state.error
@@ -73,6 +77,12 @@ def headless(session: LiveSession, duration: str | None) -> int:
     return ERROR if state is not None and state.error else OK
 
 
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What to tell of the collectors that do not run: why, once, and when they do again."""
+    news = [why for name, why in now.items() if before.get(name) != why]
+    return [*news, *(f"{name}: runs again" for name in before if name not in now)]
+
+
 def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) -> LiveSession:
     from opusmon import sudo
     from opusmon.clock import SystemClock
@@ -82,9 +92,12 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
     interval_ns = _interval_ns(args.interval)
     options = _options(args)
     slos = _slos(args.slo)
-    _say_what_it_spends(options["canary"])
+    only = [name for name in args.only.split(",") if name]
     _check_addresses(args)
-    wanted = plan([name for name in args.only.split(",") if name], options, sudo=args.sudo)
+    _say_what_it_spends(options["canary"], runs=not only or "canary" in only)
+    wanted = plan(only, options, sudo=args.sudo)
+    for name in _left_out(only, options):
+        say(f"{name} was set up and does not run: --only names {', '.join(only)}")
     if wanted.raised:
         sudo.ask()
     path = None if getattr(args, "no_record", False) else args.output or default_path()
@@ -163,17 +176,29 @@ def check_proxy(words: Mapping[str, str | None]) -> None:
         except ProxyUnavailable as error:
             # A password or a query is not repeated.
             shown = option if value and set("@?#") & set(value) else f"{option} {value}"
-            raise CliError(f"{shown}: {error.why.reason}") from error
+            raise CliError(f"{shown}: {error.why.reason}; {error.why.remedy}") from error
 
 
-def _say_what_it_spends(options: Mapping[str, Any]) -> None:
+def _left_out(only: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Collectors that were told what to watch, and are not among those that are to run."""
+    from opusmon.collectors import REGISTRY
+
+    needs = {name: entry.needs or "urls" for name, entry in REGISTRY.items()}
+    set_up = [name for name, words in options.items() if words.get(needs[name])]
+    return [name for name in set_up if only and name not in only]
+
+
+def _say_what_it_spends(options: Mapping[str, Any], *, runs: bool) -> None:
     """Refuse a canary that must not run before anything of it reaches another process's command line."""
     if not options.get("base_url"):
+        if options:
+            raise CliError("--probe-model and --probe-per-hour say how to ask; --probe URL says whom")
         return
     from opusmon.collectors.canary.endpoint import CanaryConfig, announce, check
 
     config = check(CanaryConfig(**{"model": "", **options}))
-    print(f"opusmon: {announce(config)}", file=sys.stderr)
+    if runs:
+        print(f"opusmon: {announce(config)}", file=sys.stderr)
 
 
 def _interval_ns(text: str) -> int:

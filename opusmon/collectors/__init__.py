@@ -50,7 +50,7 @@ REGISTRY: dict[str, Entry] = {
         "opusmon.collectors.proxy:ProxyCollector",
         {"upstream": str, "listen": str, "allow": list},
         needs="upstream",
-        enabled_by="opusmon --proxy http://127.0.0.1:8000   (and point clients at the address it prints)",
+        enabled_by="opusmon --proxy http://127.0.0.1:8000   (and point clients at http://127.0.0.1:8788)",
         end_s=1.0,
     ),
     "canary": Entry(

@@ -12,6 +12,10 @@ from opusmon.channels import STATUS
 from opusmon.clock import Clock
 from opusmon.schema import Batch, Channel, StringTable
 
+UNASKED = "runs only when asked for"
+LEFT_OUT = "not asked for"
+"""How the reasons of collectors begin that do not run because nobody wanted them to: nothing is wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:

@@ -18,12 +18,17 @@ from pathlib import Path
 import aiohttp
 import anthropic
 import fake_upstream as up
+import httpx2
 import pytest
 from collectors.canary_server import good, serving
 from fake_upstream import FakeUpstream, Script
+from proxyrun import Proxied
 from sessions import DATA
 
-from opusmon import cli
+from opusmon import cli, config
+from opusmon.cli.requests import how_to_reach
+from opusmon.cli.watch import changes
+from opusmon.collectors.proxy.rules import Listen
 from opusmon.recording import Recording
 
 KEY = "sk-ant-PLANTED-hunter2"
@@ -183,6 +188,7 @@ async def test_probe_prints_a_line_per_request_and_a_summary(tmp_path: Path) -> 
     assert last.startswith("3 of 3 ok  TTFT p50 ")
     (announced,) = done.err.splitlines()
     assert "3 requests one after another, at most" in announced
+    assert announced.endswith("with the key of ANTHROPIC_API_KEY")
     assert recordings(tmp_path) == []
 
 
@@ -216,6 +222,8 @@ async def test_a_sweep_is_a_table_or_json(here, tmp_path: Path) -> None:
         table = await here(*words, "--sweep", "96,192")
         body = await here(*words, "--sweep", "96,128", "--json", "-o", path)
     assert (table.status, body.status) == (0, 0)
+    told = [line.split()[1:4] for line in table.err.splitlines()[1:]]
+    assert told == [["sweep", size, str(n)] for n, size in enumerate(("96:", "192:") * 2, 1)]
     assert "TTFT p50" in table.out
     assert "knee: none" in table.out
     said = json.loads(body.out)
@@ -298,6 +306,9 @@ LOCAL = "http://127.0.0.1:9"
 async def test_what_cannot_be_probed_is_one_line(here, words: tuple[str, ...], line: str) -> None:
     done = await here("probe", "--model", "m", *words)
     assert line in done.problem
+    assert "at most" not in done.err.removesuffix(
+        f"{done.problem}\n"
+    )  # nothing is announced that is not sent
     nowhere_in(KEY, done.out, done.err)
 
 
@@ -308,6 +319,8 @@ async def test_a_file_that_cannot_be_made_is_said_before_tokens_are_spent(here, 
         words = ("probe", "--base-url", server.url, "--model", "m", "--count", "1", "-o", path)
         done = await here(*words)
         assert "exists already" in done.problem
+        done = await here(*words[:-1], "/dev/null/x/p.opusmon")
+        assert done.problem.endswith("cannot be made: /dev/null is no folder that you may write to")
         assert server.seen == []
 
 
@@ -405,6 +418,39 @@ async def test_what_ended_just_before_the_end_has_a_row_and_what_is_in_flight_to
         assert recording.finished
 
 
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:8788", "http://127.0.0.1:8788"),
+        ("8788", "http://127.0.0.1:8788"),
+        ("localhost:80", "http://127.0.0.1:80"),
+        ("[::1]:8788", "http://[::1]:8788"),
+    ],
+)
+def test_clients_are_told_a_url_that_works(address: str, url: str) -> None:
+    assert how_to_reach(address).endswith(f"export ANTHROPIC_BASE_URL={url}")
+
+
+def test_no_url_is_told_where_there_is_none() -> None:
+    assert "http" not in how_to_reach("127.0.0.1:0")
+
+
+async def test_the_sdk_reaches_a_unix_socket_as_it_is_told(tmp_path: Path) -> None:
+    """With a base URL of unix:/path the SDK ends with `unsupported protocol`."""
+    path = tmp_path / "p.sock"
+    told = how_to_reach(f"unix:{path}")
+    assert "ANTHROPIC_BASE_URL" not in told
+    transport = eval(told.partition("http_client=")[2], {"anthropic": anthropic, "httpx2": httpx2})
+
+    def ask() -> str:
+        with anthropic.Anthropic(api_key=KEY, base_url="http://localhost", http_client=transport) as client:
+            return str(client.messages.create(**ASKED).stop_reason)
+
+    async with Proxied(listen=Listen(path=str(path))) as run:
+        run.upstream.on("/v1/messages", Script.json(up.MESSAGE))
+        assert await asyncio.to_thread(ask) == "end_turn"
+
+
 async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
     cases = {
         ("--upstream", "nonsense"): "the upstream is no http or https URL",
@@ -497,11 +543,13 @@ async def test_record_watches_requests_from_every_side(tmp_path: Path) -> None:
         (("--probe", LOCAL), "no model to ask"),
         (("--probe", "nonsense", "--probe-model", "m"), "not an http address"),
         (("--probe", "http://10.1.2.3", "--probe-model", "m"), "would show the key"),
-        (("--probe", LOCAL, "--probe-model", "m", "--probe-per-hour", "1e9"), "from 0 to 3600"),
-        (("--probe", LOCAL, "--probe-model", "m", "--probe-per-hour", "nan"), "from 0 to 3600"),
+        (("--probe", LOCAL, "--probe-model", "m", "--probe-per-hour", "1e9"), "more than 0, 3600 at most"),
+        (("--probe", LOCAL, "--probe-model", "m", "--probe-per-hour", "nan"), "more than 0, 3600 at most"),
         (("--slo", "ttft<1"), "--slo ttft<1: "),
         (("--slo", ""), "--slo : "),
         (("--stall-threshold", "soon"), "'soon' is not a duration"),
+        (("--probe", LOCAL, "--probe-model", "m", "--probe-per-hour", "0"), "more than 0, 3600 at most"),
+        (("--probe-model", "m"), "--probe URL"),
         (("--only", "proxy"), "runs only when asked for"),
     ],
 )
@@ -512,6 +560,50 @@ async def test_what_cannot_be_watched_is_one_line(
     assert line in done.problem
 
 
+async def test_a_wrong_value_of_the_config_file_is_not_blamed_on_the_command_line(
+    here, tmp_path: Path
+) -> None:
+    done = await here("record", "--slo", "soon")
+    assert "config.toml" not in done.problem
+    file = config.path()
+    assert tmp_path in file.parents
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('slo = ["soon"]\n')
+    done = await here("record")
+    assert "--slo soon: " in done.problem
+    assert done.problem.endswith(f" (options of {file} are in force)")
+
+
+async def test_record_says_what_does_not_run_beside_the_rest(tmp_path: Path) -> None:
+    """A port in use must not first be noticed in the recording, the next day."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ("--only", "host,proxy", "--proxy", LOCAL, "--proxy-listen", address)
+        async with running(tmp_path, "record", *words, "-o", tmp_path / "r.opusmon") as process:
+            assert process.stderr is not None
+            async with asyncio.timeout(LIMIT_S):
+                while not (line := (await process.stderr.readline()).decode()).startswith("opusmon: proxy"):
+                    pass
+    assert line.startswith(f"opusmon: proxy: {address} is in use. choose another address; ss -ltnp")
+
+
+async def test_what_only_leaves_out_is_said_and_spends_nothing(tmp_path: Path) -> None:
+    words = ("--only", "host", "--duration", "1s", "--proxy", LOCAL, "--probe", LOCAL, "--probe-model", "m")
+    done = await opusmon(tmp_path, "record", "-o", tmp_path / "r.opusmon", *words)
+    assert done.status == 0
+    assert "proxy was set up and does not run: --only names host" in done.err
+    assert "canary was set up and does not run: --only names host" in done.err
+    assert "at most" not in done.err
+
+
+def test_what_does_not_run_is_told_once_and_when_it_is_back() -> None:
+    taken = {"proxy": "proxy: in use"}
+    assert changes({}, taken) == ["proxy: in use"]
+    assert changes(taken, dict(taken)) == []
+    assert changes(taken, {"proxy": "proxy: other"}) == ["proxy: other"]
+    assert changes(taken, {}) == ["proxy: runs again"]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -519,6 +611,7 @@ async def test_what_cannot_be_watched_is_one_line(
         (("--otlp-listen", "nonsense"), "--otlp-listen nonsense"),
         (("--engine", "http://u:p@127.0.0.1:1/metrics"), "--engine"),
         (("--proxy", "http://127.0.0.1:1", "--proxy-listen", "0.0.0.0:1"), "--proxy-listen 0.0.0.0:1"),
+        (("--otlp-listen", "0.0.0.0:1"), "write 127.0.0.1:1, and reach it from elsewhere by ssh -L"),
     ],
 )
 async def test_an_address_that_cannot_be_meant_is_refused_before_anything_is_recorded(

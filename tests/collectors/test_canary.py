@@ -215,6 +215,8 @@ async def test_a_dead_endpoint_is_told_from_a_name_that_does_not_exist(monkeypat
     async with client(f"http://127.0.0.1:{port}") as one:
         row = await one.ask("hello", 1)
     assert (row.outcome, row.error) == ("transport_error", "connect_error")
+    counts = (row.chunks, row.tool_calls, row.streaming, row.response_b, row.output_tokens)
+    assert all(math.isnan(count) for count in counts)  # nothing was there to count
     assert math.isnan(row.reused)
 
     async def no_such_name(*args, **words):

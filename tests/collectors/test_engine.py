@@ -68,11 +68,31 @@ async def test_counts_cover_the_time_since_the_last_good_scrape() -> None:
     )
     assert failed.scrape is None
     assert failed.notes == [
-        (("engine", "", "h:1/metrics"), "stale", "it answers HTTP 500", failed.notes[0][3])
+        (
+            ("engine", "", "h:1/metrics"),
+            "stale",
+            "it answers HTTP 500",
+            "Look at the engine's log: its page is there, and fails",
+        )
     ]
     assert second.scrape is not None
     assert second.scrape.dt_ns == 3 * NS + 10_000_000
     assert second.entries[0].values["output_tps"] == pytest.approx(60 / 3.01)
+
+
+async def test_a_path_that_is_only_tried_is_never_said_to_be_well() -> None:
+    """Both are 404, in turn. With the path in the scope, each try would call the other one mended."""
+    clock = ManualClock(NS)
+    target = Target(parse("h:1"), clock)
+    answers = Answers(clock, *[FetchError("it answers HTTP 404", status=404)] * 3)
+    notes = [note for _ in range(3) for note in (await target.turn(answers, NS)).notes]
+    assert [url.removeprefix("http://h:1") for url in answers.urls] == [
+        "/metrics",
+        "/prometheus/metrics",
+        "/metrics",
+    ]
+    remedy = "Name the address of its metrics page: --engine http://HOST:PORT/PATH"
+    assert notes == [(("engine", "", "h:1"), "unavailable", "it answers HTTP 404", remedy)] * 3
 
 
 async def test_an_engine_that_does_not_answer_is_asked_less_and_less() -> None:

@@ -394,7 +394,7 @@ async def test_sglang_without_metrics_is_told_what_to_do_while_it_lives(proc: Pr
         arguments = ("python3", "-m", "sglang.launch_server", "--port", str(server.port))
         proc.run(70, "python3", *arguments, inodes=(1,))
         source = finder(proc)
-        place = f"127.0.0.1:{server.port}/metrics"
+        place = f"127.0.0.1:{server.port}"
 
         def enough(seen: list[Batch]) -> bool:
             if any("404" in reason for _, reason, _ in told(source, seen)):

@@ -428,6 +428,46 @@ async def test_what_is_not_taken_is_refused_with_the_right_status():
         assert status == 405
 
 
+def left_out(one):
+    return [(row["state"], row["remedy"]) for row in one.status if row["scope"] == "left out"]
+
+
+async def test_telemetry_of_other_programs_is_said_to_be_left_out():
+    """It is taken with success, as the protocol wants it: the sender cannot know."""
+    others = [
+        ("/v1/traces", span("chat gpt-test", 5, gen_ai__system="planted")),
+        ("/v1/logs", logs(("user_prompt", {}))),
+        ("/v1/metrics", {"resourceMetrics": []}),
+    ]
+    for path, body in others:
+        async with running() as one:
+            status, _, answer = await one.post(path, body)
+            assert (status, json.loads(answer)) == (200, {})
+            await one.until(left_out)
+            texts = "\n".join(text for _, text in one.source.strings.since(0))
+        assert not one.rows
+        assert "planted" not in texts
+        assert left_out(one) == [("not_supported", "time other clients with --proxy URL")]
+
+
+async def test_what_is_left_out_beside_requests_is_no_trouble():
+    async with running() as one:
+        await one.post("/v1/traces", span("claude_code.llm_request", 5))
+        await one.post("/v1/traces", span("chat gpt-test", 5))
+        await one.until(lambda one: one.rows and left_out(one))
+    assert {state for state, _ in left_out(one)} == {"ok"}
+
+
+async def test_a_sender_with_a_wrong_path_is_told_of_on_the_screen_too():
+    async with running() as one:
+        status, _, _ = await one.post("/planted", span("claude_code.llm_request", 5))
+        assert status == 404
+        await one.until(lambda one: any("refused" in row["scope"] for row in one.status))
+    said = next(row for row in one.status if "refused" in row["scope"])
+    assert said["scope"] == "refused: there are /v1/traces, /v1/logs and /v1/metrics"
+    assert "planted" not in said["reason"]
+
+
 async def test_times_that_cannot_be_are_rejected_in_part():
     now = time.time_ns()
     bad = [
@@ -493,6 +533,7 @@ async def test_a_port_in_use_and_an_open_address_are_refused_in_one_line():
             with pytest.raises(OtlpUnavailable) as refused:
                 await anext(OtlpCollector(StringTable(), CLOCK, listen=listen).batches())
             assert word in refused.value.why.reason
-            assert "--otlp-listen" in refused.value.why.remedy
+            assert "address" in refused.value.why.remedy or "127.0.0.1:" in refused.value.why.remedy
+            assert "key" not in refused.value.why.reason
             assert "\n" not in str(refused.value)
     assert collector.AHEAD_NS < collector.LATE_NS

@@ -61,7 +61,9 @@ async def test_nobody_listens_upstream():
             await server.close()
         (row,) = await run.rows()
     assert got.status == 502
-    assert json.loads(got.body)["error"]["message"] == "opusmon proxy: connection refused"
+    assert json.loads(got.body)["error"]["message"] == (
+        "opusmon proxy: the upstream gave no answer: connection refused"
+    )
     assert (row["outcome"], row["error"], row["own_ns"] != row["own_ns"]) == (
         "transport_error",
         "connection refused",

@@ -12,7 +12,7 @@ from fake_upstream import Script
 from proxyrun import Proxied, fetch, head, raw, until
 
 from opusmon.collectors.proxy.errors import ProxyUnavailable
-from opusmon.collectors.proxy.rules import Listen
+from opusmon.collectors.proxy.rules import Listen, parse_listen
 from opusmon.collectors.proxy.server import Server, listening_socket
 
 OK = Script.json(up.MESSAGE)
@@ -126,9 +126,16 @@ async def test_a_dead_socket_is_replaced_and_another_file_is_not(tmp_path):
     listening_socket(Listen(path=str(path))).close()
     path.unlink()
     path.write_text("precious")
-    with pytest.raises(ProxyUnavailable, match="in use"):
+    with pytest.raises(ProxyUnavailable, match="it exists and is not a socket"):
         listening_socket(Listen(path=str(path)))
     assert path.read_text() == "precious"
+
+
+def test_the_longest_path_of_a_socket_is_the_kernels(tmp_path):
+    longest = str(tmp_path / "x").ljust(107, "x")
+    listening_socket(parse_listen(f"unix:{longest}")).close()
+    with pytest.raises(ProxyUnavailable, match="107 bytes at most"):
+        parse_listen(f"unix:{longest}x")
 
 
 async def test_a_busy_port_is_one_line_with_a_remedy():

@@ -206,8 +206,12 @@ def serving(*, seconds=SECONDS, proxy=True, engine=True, slos=("ttft_p95<800ms",
     )
     for text in slos:
         view.slo(text)
-    view.status("canary", state="unavailable", reason="off unless asked for", remedy="opusmon --probe URL")
-    view.status("otlp", state="unavailable", reason="off unless asked for", remedy="opusmon --otlp-listen")
+    view.status(
+        "canary", state="unavailable", reason="runs only when asked for", remedy="opusmon --probe URL"
+    )
+    view.status(
+        "otlp", state="unavailable", reason="runs only when asked for", remedy="opusmon --otlp-listen"
+    )
     return view
 
 

@@ -223,6 +223,56 @@ def test_the_foot_says_what_matters_most():
     assert "+3 more" in foot
 
 
+IN_USE = {"state": "unavailable", "reason": "127.0.0.1:8788 is in use", "remedy": "choose another address"}
+
+
+def test_a_source_that_was_wanted_and_does_not_run_is_no_limit():
+    view = serving(proxy=False)
+    view.status("engine", scope=ENGINE, field="itl", state="not_supported", reason="this engine has no ITL")
+    view.status("engine", channel="engine", scope="x:1", state="unavailable", reason="HTTP 404")
+    view.status("proxy", **IN_USE)
+    assert render(view)[-1].startswith(" ! proxy: 127.0.0.1:8788 is in use (choose another address)")
+
+
+def test_before_anything_is_measured_what_was_wanted_comes_first():
+    """What nobody asked for fills the lines of a small terminal, and what single figures lack does not matter yet."""
+    view = FakeLatency()
+    unasked = {"state": "unavailable", "reason": "not asked for: --only named proxy"}
+    view.status("canary", **unasked, remedy="start opusmon without --only")
+    view.status("engine", channel="engine", state="unavailable", reason="no metrics anywhere")
+    view.status("otlp", state="ok", reason="takes OTLP/HTTP at 127.0.0.1:4318")
+    view.status("otlp", channel="request", field="tpot_ns", state="not_supported", reason="has no time")
+    view.status(
+        "otlp", channel="request", scope="left out", state="not_supported", reason="none is a request"
+    )
+    view.status("proxy", **IN_USE)
+    lines = render(view, 78, 30)[2:]
+    assert [line for line in lines if ": " in line and line[0] != " "] == [
+        "proxy: 127.0.0.1:8788 is in use",
+        "engine: no metrics anywhere",
+        "otlp left out: none is a request",
+        "otlp: takes OTLP/HTTP at 127.0.0.1:4318",
+        "canary: not asked for: --only named proxy",
+    ]
+    assert plain(PANE.summary(at(view, 80, 1))).startswith("1 latency  proxy: 127.0.0.1:8788 is in use; ")
+    assert "has no time" not in text(view, 78, 30)
+    assert "opusmon --otlp-listen" not in text(view, 78, 30)
+
+
+def test_every_reason_is_said_where_there_is_room():
+    view = FakeLatency()
+    view.scrape(END)
+    for number in range(4):
+        view.status(
+            "engine", channel="engine", scope=ENGINE, field=f"f{number}", state="not_supported", reason="none"
+        )
+    tall = render(view, 78, 40)
+    assert [line.strip() for line in tall[-4:]] == [f"engine {ENGINE} f{n}: none" for n in range(4)]
+    low = render(view, 78, 5)
+    assert "f0: none" in low[-1]
+    assert low[-1].endswith("+3 more")
+
+
 def test_text_from_outside_is_plain():
     view = FakeLatency()
     view.request(END - NS, model="\x1b[31mred\x1b]0;t\x07 [bold]x[/]", label="\u202eevil", endpoint="/v1\n/x")

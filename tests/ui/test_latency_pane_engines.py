@@ -182,6 +182,16 @@ def test_an_objective_that_cannot_be_read_is_said():
     assert "! SLO 'speed_p95<1s' is not understood" in text(view, 98, 40)
 
 
+def test_an_objective_that_no_source_sees_is_said():
+    """Requests have no queue time, and of chunks of several tokens no ITL."""
+    for metric in ("queue", "itl"):
+        view = ladder(30)
+        view.slo(f"{metric}_p95<1s")
+        view.slo("ttft_p95<800ms")
+        foot = render(view, 98, 40)[-1]
+        assert foot == f" ! {metric}_p95<1s: judged by no source here; only an engine's metrics tell {metric}"
+
+
 def test_an_alert_out_of_reach_is_said():
     view = ladder(30)
     view.slo("ttft_p90<800ms")

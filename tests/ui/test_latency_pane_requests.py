@@ -117,6 +117,20 @@ def test_filter():
     assert 'no request matches "zzz"' in text(view, 118, 40, filter="zzz")
 
 
+def test_what_is_shown_as_the_end_of_a_request_can_be_filtered():
+    view = FakeLatency()
+    view.failed(END - 4 * NS, status=529)
+    view.failed(END - 3 * NS, status=500)
+    view.request(END - 2 * NS, outcome="json_error_in_200")
+    view.request(END - NS, outcome="client_disconnect")
+    view.open(END + 100 * MS, 77)
+    ends = {"529": "! 529", "Error in 200": "! error in 200", "client left": "client left", "wait": "waiting"}
+    for wanted, shown in ends.items():
+        assert shown in listed(view, filter=wanted)[0]
+        assert PANE.items(at(view, filter=wanted)) == 1
+    assert PANE.items(at(view, filter="json_error_in_200")) == 1
+
+
 def test_requests_in_flight_grow_older_with_the_playhead():
     view = three()
     view.open(END, 77, age_ns=20 * NS)

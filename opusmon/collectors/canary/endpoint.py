@@ -104,11 +104,12 @@ def announce(config: CanaryConfig) -> str:
     return (
         f"canary: {config.model} at {config.host}, at most {config.per_hour:g} requests and"
         f" {config.hourly_tokens:,} tokens an hour (one every {config.slot_ns / NS:.4g} s, each about"
-        f" {config.prompt_tokens} tokens in and up to {config.max_tokens} out), {_who_pays(config)}"
+        f" {config.prompt_tokens} tokens in and up to {config.max_tokens} out), {who_pays(config)}"
     )
 
 
-def _who_pays(config: CanaryConfig) -> str:
+def who_pays(config: CanaryConfig) -> str:
+    """With whose key, by the name of its variable."""
     api_key, token = config.key()
     if token is not None:
         return f"with the token of {_SECRETS[1]}"
@@ -145,7 +146,7 @@ def _has_secret(env: Mapping[str, str]) -> bool:
 def _amounts(config: CanaryConfig) -> None:
     if not 0 < config.per_hour <= PER_HOUR_MOST:
         raise CanaryRefused(
-            f"{config.per_hour:g} requests an hour", f"from 0 to {PER_HOUR_MOST:g} are possible"
+            f"{config.per_hour:g} requests an hour", f"give more than 0, {PER_HOUR_MOST:g} at most"
         )
     for name in ("max_tokens", "prompt_tokens", "hourly_tokens"):
         if getattr(config, name) < 1:

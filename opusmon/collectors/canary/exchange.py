@@ -85,9 +85,7 @@ class Client:
             label: of the row.
         """
         start = SENT if intended is None else INTENDED
-        request = Request(
-            0, "canary", start, number, PATH, self._config.model, label, streaming=1.0, retry=0.0
-        )
+        request = Request(0, "canary", start, number, PATH, self._config.model, label, retry=0.0)
         called = self._clock.now()
         call = _Call(request, Phases(self._clock.now), called if intended is None else intended)
         self._open[number] = call
@@ -135,8 +133,8 @@ class Client:
         try:
             self._headers(call.request, response)
             if str(response.headers.get("content-type", "")).lower().startswith("text/event-stream"):
+                call.request.streaming = 1.0
                 return await self._stream(call, response)
-            call.request.streaming = 0.0
             return _whole(call.reading, await _body(response))
         finally:
             await stream.close()
@@ -155,7 +153,7 @@ class Client:
         return "truncated", "" if reading.timeline.first_event is not None else "no_events"
 
     def _headers(self, request: Request, response: httpx2.Response) -> None:
-        request.status = float(response.status_code)
+        request.status, request.streaming = float(response.status_code), 0.0
         request.id = word(response.headers.get("request-id"))
         fill_limits(request, response.headers, self._clock.anchor().wall_ns)
 
@@ -184,8 +182,10 @@ def _open(call: _Call, now: int) -> OpenRequest:
 
 def _fill(call: _Call) -> None:
     request, phases, origin = call.request, call.phases, call.origin
-    call.reading.fill(request)
-    call.reading.timeline.fill(request, origin)
+    if phases.headers_at is not None:  # without an answer there is no count of anything in it, not even zero
+        call.reading.fill(request)
+    if request.streaming == 1:
+        call.reading.timeline.fill(request, origin)
     request.e2e_ns = float(request.t - origin)
     request.headers_ns = NAN if phases.headers_at is None else float(phases.headers_at - origin)
     request.dns_ns, request.connect_ns, request.tls_ns = phases.dns_ns, phases.connect_ns, phases.tls_ns

@@ -11,6 +11,7 @@ from typing import Any
 from opusmon.collectors.api.request import Request
 from opusmon.collectors.canary.knee import Knee
 from opusmon.collectors.canary.sweep import Point, SweepResult, plain
+from opusmon.text import counted
 
 MISSING = "-"
 _COLUMNS = (
@@ -90,7 +91,7 @@ def _lines(result: SweepResult) -> Iterator[str]:
         yield f"prefix cache: the server took prompt tokens from its cache at {sizes}, although every prompt was new"
     else:
         yield "prefix cache: every prompt began with text of its own, none could be served from it"
-    yield f"spent {result.spent_tokens:,} tokens of {result.planned_tokens:,} in {len(result.requests)} requests"
+    yield f"spent {result.spent_tokens:,} tokens of {result.planned_tokens:,} in {counted(len(result.requests), 'request')}"
     if result.aborted:
         yield f"ended early: {result.aborted}"
 

@@ -12,9 +12,10 @@ import numpy as np
 from opusmon.clock import Clock, SystemClock
 from opusmon.collectors.api.request import Request
 from opusmon.collectors.canary.collector import cost
-from opusmon.collectors.canary.endpoint import CanaryConfig, CanaryRefused, check
+from opusmon.collectors.canary.endpoint import CanaryConfig, CanaryRefused, check, who_pays
 from opusmon.collectors.canary.knee import Knee, find_knee
 from opusmon.collectors.canary.prompt import FIXED_TOKENS, prompt, words
+from opusmon.text import counted
 
 SIZES = (1_000, 4_000, 16_000, 64_000)
 REPEATS = 3
@@ -95,8 +96,9 @@ def announce_sweep(config: CanaryConfig, sizes: Sequence[int] = SIZES, repeats: 
     """One line that says what a sweep will spend, before it starts."""
     lengths = ", ".join(f"{size:,}" for size in sizes)
     return (
-        f"sweep: {config.model} at {config.host}, {repeats * len(sizes)} requests one after another"
-        f" ({repeats} each of {lengths} tokens), at most {planned_tokens(config, sizes, repeats):,} tokens in all"
+        f"sweep: {config.model} at {config.host}, {counted(repeats * len(sizes), 'request')} one after another"
+        f" ({repeats} each of {lengths} tokens), at most {planned_tokens(config, sizes, repeats):,} tokens in all,"
+        f" {who_pays(config)}"
     )
 
 
@@ -143,9 +145,9 @@ class _Sweep:
         self.by_size[size].append(request)
         self.spent += cost(request, self.bound(size))
         self.failures = 0 if request.outcome == "ok" else self.failures + 1
-        counted = words_counted(size, self.per_word)
-        if request.outcome == "ok" and request.input_tokens > FIXED_TOKENS and counted:
-            self.per_word = min(8.0, max(0.125, (request.input_tokens - FIXED_TOKENS) / counted))
+        filler = words_counted(size, self.per_word)
+        if request.outcome == "ok" and request.input_tokens > FIXED_TOKENS and filler:
+            self.per_word = min(8.0, max(0.125, (request.input_tokens - FIXED_TOKENS) / filler))
 
 
 def words_counted(size: int, per_word: float) -> int:

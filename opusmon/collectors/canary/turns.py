@@ -7,18 +7,35 @@ from collections.abc import Callable
 from opusmon.clock import Clock, SystemClock
 from opusmon.collectors.api.request import Request
 from opusmon.collectors.canary.collector import cost
-from opusmon.collectors.canary.endpoint import CanaryConfig, CanaryRefused, check
+from opusmon.collectors.canary.endpoint import CanaryConfig, CanaryRefused, check, who_pays
 from opusmon.collectors.canary.prompt import bound, prompt
+from opusmon.text import counted
 
 MOST = 1000
 
 
 def announce_count(config: CanaryConfig, count: int) -> str:
-    """One line that says what so many requests will spend at most, before they start."""
+    """One line that says what so many requests will spend at most, and with whose key, before they start.
+
+    Raises:
+        CanaryRefused: they are none, or too many.
+    """
+    check_count(count)
     most = min(config.hourly_tokens, count * (bound(config.prompt_tokens) + config.max_tokens))
     return (
-        f"probe: {config.model} at {config.host}, {count} requests one after another, at most {most:,} tokens"
+        f"probe: {config.model} at {config.host}, {counted(count, 'request')} one after another,"
+        f" at most {most:,} tokens, {who_pays(config)}"
     )
+
+
+def check_count(count: int) -> None:
+    """Refuse a number of requests that cannot be meant.
+
+    Raises:
+        CanaryRefused: they are none, or too many.
+    """
+    if not 1 <= count <= MOST:
+        raise CanaryRefused(f"{count} requests", f"give 1 to {MOST}")
 
 
 async def ask_in_turn(
@@ -43,8 +60,7 @@ async def ask_in_turn(
         CanaryRefused: the configuration is not one to run with.
     """
     config = check(config)
-    if not 1 <= count <= MOST:
-        raise CanaryRefused(f"{count} requests", f"give 1 to {MOST}")
+    check_count(count)
     from opusmon.collectors.canary.exchange import Client  # 40 MB; not before it is needed
     from opusmon.collectors.canary.warmup import warm_up
 

@@ -163,7 +163,9 @@ class Target:
         self.due = began + min(interval_ns << min(self._fails, 10), MAX_WAIT_NS)
         looks = f"it looks like {self._expected.title}, but " if self._expected and not self.answered else ""
         reason = looks + error.reason
-        note = (("engine", "", self.label), self._state(error), reason, self._remedy(error))
+        # One that has given no page yet is tried at several paths: which one that was is no part of the scope.
+        scope = self.label if self.answered else self.place
+        note = (("engine", "", scope), self._state(error), reason, self._remedy(error))
         if error.status and not self.answered:  # someone is there: the page may be at another path
             self._paths.append(self._paths.pop(0))
         return Outcome(None, (), [note], self._clock.now() - began)
@@ -176,6 +178,8 @@ class Target:
     def _remedy(self, error: FetchError) -> str:
         if error.remedy:
             return error.remedy
+        if error.status >= 500 or (error.status and self.answered):
+            return "Look at the engine's log: its page is there, and fails"
         if error.status and self._expected is not None and self._expected.enable:
             step = self._expected.enable
             return step[0].upper() + step[1:]

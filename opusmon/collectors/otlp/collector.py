@@ -124,9 +124,7 @@ class OtlpCollector:
             receiver = Receiver(parse_listen(self._listen), self._clock, self.take)
             await receiver.start()
         except ProxyUnavailable as error:
-            reason = error.why.reason.replace("requests carry keys", "telemetry is sent")
-            remedy = error.why.remedy.replace("8788", "4318").replace("--listen", "--otlp-listen")
-            raise OtlpUnavailable(reason, remedy) from None
+            raise OtlpUnavailable(error.why.reason, error.why.remedy) from None
         return receiver
 
     def _read_clocks(self) -> None:
@@ -171,7 +169,7 @@ class OtlpCollector:
             request.number = self._number
 
     def _note(self, receiver: Receiver) -> None:
-        from opusmon.collectors.otlp.receiver import INSTALL
+        from opusmon.collectors.otlp.receiver import INSTALL, NO_PROTOBUF
 
         counts = receiver.counts
         self._notes.put(("", "", ""), "ok", f"takes OTLP/HTTP at {receiver.listen.text}")
@@ -182,13 +180,26 @@ class OtlpCollector:
             "ok",
             "the anthropic SDK calls a stream that was cut api_error, as it does an error event of that type: both read truncated",
         )
-        if counts.no_protobuf:
+        if NO_PROTOBUF in counts.refused:
             reason = "protobuf bodies were refused: opentelemetry-proto is not installed"
             remedy = f"{INSTALL}, or OTEL_EXPORTER_OTLP_PROTOCOL=http/json at the sender"
             self._notes.put(("request", "", "protobuf"), "error", reason, remedy)
+        for words in counts.refused - {NO_PROTOBUF}:
+            self._notes.put(("", "", f"refused: {words}"), "ok", "some of what was sent so far")
         if counts.unreadable or counts.rejected:
             self._notes.put(
                 ("request", "", "rejected"),
                 "sampled",
                 "some bodies were not OTLP, or some records had times that cannot be; their senders were told",
             )
+        if counts.ignored:
+            self._notes.put(("request", "", "left out"), *_left_out(counts.taken + counts.rejected > 0))
+
+
+def _left_out(others: bool) -> tuple[str, str, str]:
+    """State, reason and remedy once telemetry was left out; `others`: some was not. No counts: each would be a new text."""
+    whose = "the anthropic SDK (span anthropic.messages.create) or of Claude Code"
+    if others:
+        return "ok", f"telemetry that is no request of {whose} is left out", ""
+    reason = f"telemetry comes, but nothing of it is a request of {whose}: all of it is left out"
+    return "not_supported", reason, "time other clients with --proxy URL"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -27,6 +27,7 @@ BODIES_AT_ONCE = 8
 POSTS_PER_S = 50.0
 BYTES_PER_S = 16.0 * 1024 * 1024
 INSTALL = "pip install 'opusmon[otlp]'"
+NO_PROTOBUF = f"protobuf is not installed here: {INSTALL}, or send http/json"
 _SIGNALS: dict[str, str] = {"/v1/traces": "traces", "/v1/logs": "logs", "/v1/metrics": "metrics"}
 _BLOCK_B = 65_536
 
@@ -56,13 +57,19 @@ class Bucket:
 
 @dataclass(slots=True)
 class Counts:
-    """What came in, for the status row."""
+    """What came in, for the status row.
+
+    Attributes:
+        taken: records that became requests.
+        ignored: spans and events that are none, and bodies of metrics.
+        refused: why bodies were, in the words their senders got; they are few and our own.
+    """
 
     taken: int = 0
+    ignored: int = 0
     rejected: int = 0
-    refused: int = 0
     unreadable: int = 0
-    no_protobuf: int = 0
+    refused: set[str] = field(default_factory=set)
 
 
 class Receiver:
@@ -126,7 +133,8 @@ class Receiver:
         try:
             body = await self._export(request, encoding)
         except Refusal as refusal:
-            self.counts.refused += 1
+            if refusal.status != 400:  # those are counted as unreadable
+                self.counts.refused.add(refusal.words)
             again = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else {}
             # Closed, for the rest of a body that is not read would be taken for the next request.
             headers = {**again, "Connection": "close"}
@@ -153,6 +161,7 @@ class Receiver:
         if not self._bytes.take(len(body)):
             raise Refusal(429, "too many bytes a second", 1)
         if signal == "metrics":
+            self.counts.ignored += 1
             return success(encoding, signal)
         return self._records("traces" if signal == "traces" else "logs", encoding, body)
 
@@ -172,8 +181,7 @@ class Receiver:
         if request.content_type not in TYPES.values():
             raise Refusal(415, "send application/x-protobuf or application/json")
         if request.content_type == TYPES["protobuf"] and not self._protobuf and signal != "metrics":
-            self.counts.no_protobuf += 1
-            raise Refusal(415, f"protobuf is not installed here: {INSTALL}, or send http/json")
+            raise Refusal(415, NO_PROTOBUF)
         return signal
 
     def _records(self, signal: Signal, encoding: Encoding, body: bytes) -> bytes:
@@ -188,6 +196,7 @@ class Receiver:
         reasons = self._take(decoded.records)
         self.counts.taken += len(decoded.records) - len(reasons)
         self.counts.rejected += len(reasons)
+        self.counts.ignored += decoded.ignored
         return success(encoding, signal, len(reasons), "; ".join(dict.fromkeys(reasons)))
 
 

@@ -227,7 +227,7 @@ class Forwarder:
             return _own_answer(400, "the request's body broke off")
         why = flight.failed = failure(error)
         self._flights.end(flight, why.end)
-        return _own_answer(why.status, why.words)
+        return _own_answer(why.status, f"the upstream gave no answer: {why.words}")
 
 
 def _stale(error: BaseException, flight: Flight, now: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from multidict import CIMultiDict
 from opusmon.collectors.proxy.errors import ProxyUnavailable
 from opusmon.loopback import names_loopback
 
-DEFAULT_LISTEN = "127.0.0.1:8788"
+SOCKET_PATH_B = 107
+"""Linux keeps 108 bytes for it, the last one for a zero (unix(7))."""
 PATHS: tuple[str, ...] = (
     "/v1/messages",
     "/v1/messages/count_tokens",
@@ -68,6 +70,8 @@ class Listen:
 def parse_listen(text: str) -> Listen:
     """Read `HOST:PORT`, `PORT` or `unix:/path`; port 0 takes a free one.
 
+    What is said of a wrong one names no option: the proxy has two, and the receiver of telemetry a third.
+
     Raises:
         ProxyUnavailable: it is none of them, or not loopback: requests carry keys, and anyone could send some.
     """
@@ -75,16 +79,21 @@ def parse_listen(text: str) -> Listen:
         path = text.removeprefix("unix:")
         if not path.startswith("/"):
             raise ProxyUnavailable(
-                "a unix socket needs an absolute path", "--listen unix:/run/user/1000/opusmon.sock"
+                "a unix socket needs an absolute path", "for example unix:/run/user/1000/opusmon.sock"
             )
+        if len(os.fsencode(path)) > SOCKET_PATH_B:
+            reason = f"the path of a unix socket has {SOCKET_PATH_B} bytes at most"
+            raise ProxyUnavailable(reason, "choose a shorter one, for example in /run")
         return Listen(path=path)
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host or text.startswith(":") else "127.0.0.1"
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ProxyUnavailable(f"{text[:80]!r} is no address to listen on", f"--listen {DEFAULT_LISTEN}")
+        raise ProxyUnavailable(
+            f"{text[:80]!r} is no address to listen on", "write 127.0.0.1:PORT or unix:/path"
+        )
     if not names_loopback(host):
-        reason = f"{host[:80] or 'every address'} is not loopback: requests carry keys in the clear"
-        raise ProxyUnavailable(reason, f"--listen 127.0.0.1:{port}, and reach it from elsewhere by ssh -L")
+        reason = f"{host[:80] or 'every address'} is not loopback, and what is sent there is in the clear"
+        raise ProxyUnavailable(reason, f"write 127.0.0.1:{port}, and reach it from elsewhere by ssh -L")
     return Listen("127.0.0.1" if host.lower() == "localhost" else host, int(port))
 
 
@@ -94,7 +103,7 @@ def parse_upstream(text: str) -> str:
     Raises:
         ProxyUnavailable: it is empty, no http or https URL, or carries a password, a query or a fragment.
     """
-    example = "--upstream https://api.anthropic.com"
+    example = "write http://HOST:PORT or https://HOST"
     if not text:
         raise ProxyUnavailable("no upstream was given", example)
     try:
@@ -123,7 +132,7 @@ def parse_allow(allow: str | Iterable[str]) -> tuple[str, ...]:
     for path in paths:
         if not path.startswith("/") or path == "/*" or "*" in path[:-1]:
             raise ProxyUnavailable(
-                f"{path[:80]!r} is no path to allow", "Name paths such as /v1/rerank,/tokenize"
+                f"{path[:80]!r} is no path to allow", "name paths such as /v1/rerank,/tokenize"
             )
     return paths
 

@@ -75,7 +75,7 @@ class Server:
         if self._upstream in (f"http://{self.listen.text}", f"http://localhost:{self.listen.port}"):
             sock.close()
             raise ProxyUnavailable(
-                "the upstream is the proxy itself", "name the engine's address: --upstream URL"
+                "the upstream is the proxy itself", "name the engine's address as the upstream"
             )
         self._session = _session(self._clock)
         self._forwarder = Forwarder(
@@ -189,12 +189,10 @@ def listening_socket(listen: Listen) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             who = f"fuser {listen.path}" if listen.path else f"ss -ltnp 'sport = :{listen.port}'"
             raise ProxyUnavailable(
-                f"{listen.text} is in use", f"choose another with --listen; {who} says who has it"
+                f"{listen.text} is in use", f"choose another address; {who} says who has it"
             ) from None
         text = (error.strerror or type(error).__name__).lower()
-        raise ProxyUnavailable(
-            f"cannot listen on {listen.text}: {text}", "choose another with --listen"
-        ) from None
+        raise ProxyUnavailable(f"cannot listen on {listen.text}: {text}", "choose another address") from None
 
 
 def _bound_tcp(listen: Listen) -> socket.socket:
@@ -234,9 +232,11 @@ def _clear(path: Path) -> None:
         kind = path.lstat().st_mode
     except FileNotFoundError:
         return
+    if not stat.S_ISSOCK(kind):
+        raise OSError(errno.EEXIST, "it exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         trial.settimeout(1)
-        refused = stat.S_ISSOCK(kind) and trial.connect_ex(str(path)) == errno.ECONNREFUSED
+        refused = trial.connect_ex(str(path)) == errno.ECONNREFUSED
     if not refused:
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     path.unlink()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opusmon.clock import NS
+from opusmon.collectors.base import UNASKED
 from opusmon.ui import units
 from opusmon.ui.panes.base import Frame
 from opusmon.ui.text import Line, join
@@ -98,7 +99,7 @@ def deep_note(statuses: Iterable[Sequence[str]], *, short: bool) -> Line:
         short: there is little room.
     """
     for collector, channel, _, _, state, reason, remedy in statuses:
-        if collector != "l2" or channel or state == "ok" or reason.startswith("runs only when asked"):
+        if collector != "l2" or channel or state == "ok" or reason.startswith(UNASKED):
             continue
         wrong = "! " if state in ("error", "restarting", "stale") else ""
         hint = f" ({remedy})" if remedy and not short else ""

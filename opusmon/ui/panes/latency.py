@@ -39,7 +39,7 @@ from opusmon.ui.panes.latency_words import (
     slo_line,
     worst_first,
 )
-from opusmon.ui.panes.statuses import WRONG_RANK, trouble_line, troubles
+from opusmon.ui.panes.statuses import WRONG_RANK, Status, trouble_line, troubles
 from opusmon.ui.panes.waiting import NO_DATA
 from opusmon.ui.text import Line, clean, fill, fit, fit_lines, line_cells, wrapped
 
@@ -55,6 +55,8 @@ MAX_REASONS = 6
 GOOD_MAP_LINES = 5
 """A map with less is coarse: what matters less than it waits for more room."""
 _INDENT = "  "
+_QUIET = 9
+"""Rank of what nobody wanted to run: behind all that is missing."""
 
 
 class LatencyPane:
@@ -82,11 +84,11 @@ class LatencyPane:
         known = snapshot(frame)
         if known.is_empty:
             return fit_lines(_off_lines(known, width), width, height)
-        foot = _foot(known, width) if height > 4 else ()
-        room = height - 1 if foot else height
+        notes = _notes(known) if height > 4 else []
+        room = height - bool(notes)
         body = [settle(line, width) for line in _body(frame, known, room)[:room]]
-        body.extend([settle((), width)] * (room - len(body)))
-        return [*body, settle(foot, width)] if foot else body
+        foot = [settle(line, width) for line in _foot(notes, width, height - len(body))]
+        return [*body, *[settle((), width)] * (height - len(body) - len(foot)), *foot]
 
     def summary(self, frame: Frame) -> Line:
         """The worst number first: a burning objective, then TTFT or E2E, then the queue and the errors."""
@@ -94,7 +96,8 @@ class LatencyPane:
         known = snapshot(frame)
         head: Line = ((f"{self.number} {self.name}  ", "title"),)
         if known.is_empty:
-            words = "; ".join(f"{source.name}: {source.reason}" for source in absent(known) if source.reason)
+            sources = sorted(absent(known), key=lambda source: source.is_unasked)
+            words = "; ".join(f"{source.name}: {source.reason}" for source in sources if source.reason)
             return fit((*head, (words or NO_DATA, "dim")), width)
         return fit((*head, *fill(_summary(known), width - line_cells(head))), width)
 
@@ -116,13 +119,17 @@ def _source_words(block: Block) -> str:
 
 def _off_lines(known: Snapshot, width: int) -> list[Line]:
     """Each source with its reason and the command that enables it, then what would be here."""
-    said = [status for status in known.statuses if status.collector != "slo"]
+    said = sorted(
+        filter(_tells, known.statuses),
+        key=lambda one: (one.is_unasked, one.is_ok, one.rank, not one.is_whole),
+    )
     silent = [source for source in absent(known) if source.name not in {status.collector for status in said}]
     lines: list[Line] = [(("No latency has been measured at this time.", "value"),), ()]
     for status in said[:MAX_REASONS]:
         name = f"{status.collector} {status.scope}".strip()
         words = status.reason or ("runs, and has seen nothing yet" if status.state == "ok" else status.state)
-        remedy = status.remedy or ("" if status.state == "ok" else REMEDIES.get(status.collector, ""))
+        enable = REMEDIES.get(status.collector, "") if status.is_whole and not status.is_ok else ""
+        remedy = status.remedy or enable
         lines += wrapped(f"{name}: {words}", width, "", "label")
         lines += wrapped(remedy, width, _INDENT, "accent")
     if silent:
@@ -133,6 +140,11 @@ def _off_lines(known: Snapshot, width: int) -> list[Line]:
     for words in shows.LATENCY:
         lines += wrapped(words, width, _INDENT, "dim")
     return lines
+
+
+def _tells(status: Status) -> bool:
+    """Whether it helps where nothing was measured: what single figures of a request lack does not."""
+    return status.collector != "slo" and not (status.field and status.rank > WRONG_RANK)
 
 
 # -- one line ----------------------------------------------------------------------------------------------------
@@ -321,9 +333,17 @@ def _request(frame: Frame, known: Snapshot, room: int) -> list[Line]:
     return request_lines(frame, known.slowest.entry(_chosen(frame, known)), room)
 
 
-def _foot(known: Snapshot, width: int) -> Line:
-    """What matters most of what is missing, the collectors' own trouble first, and how many more there are."""
-    notes: list[tuple[int, str, str]] = []
+Note = tuple[int, str, str]
+"""Rank, what is missing and why, and what mends it."""
+
+
+def _notes(known: Snapshot) -> list[Note]:
+    """What is missing, what matters most first: sources that should run and do not, then what others lack."""
+    silent = [source for source in absent(known) if source.reason]
+    notes = [
+        (_QUIET if source.is_unasked else 0, f"{source.name}: {source.reason}", source.remedy)
+        for source in silent
+    ]
     present = {block.source for block in known.blocks}
     for status in troubles(known.statuses):
         if status.collector == "slo" or (status.is_whole and status.collector not in present):
@@ -332,14 +352,17 @@ def _foot(known: Snapshot, width: int) -> Line:
         notes.append((status.rank, f"{where}: {status.why}", status.remedy))
     notes += [(WRONG_RANK, words, "") for words in known.wrong_slos]
     notes += [(WRONG_RANK + 1, words, "") for v in _once(known) for words in problems(v)]
-    notes += [
-        (9, f"{source.name}: {source.reason}", source.remedy) for source in absent(known) if source.reason
-    ]
-    if not notes:
-        return ()
-    rank, words, remedy = min(notes, key=lambda note: note[0])
-    line = trouble_line(words, remedy, len(notes) - 1, width - 1, is_wrong=rank <= WRONG_RANK)
-    return fit(((" ", ""), *line), width)
+    return sorted(notes, key=lambda note: note[0])
+
+
+def _foot(notes: Sequence[Note], width: int, room: int) -> list[Line]:
+    """A line for each, as far as there is room; the last one says how many more there are."""
+    lines: list[Line] = []
+    for rank, words, remedy in notes[:room]:
+        others = len(notes) - room if len(lines) == room - 1 else 0
+        line = trouble_line(words, remedy, max(others, 0), width - 1, is_wrong=rank <= WRONG_RANK)
+        lines.append(fit(((" ", ""), *line), width))
+    return lines
 
 
 def _once(known: Snapshot) -> Sequence[Slo]:

@@ -18,24 +18,25 @@ from opusmon.request_rows import (
     finished_ns,
     positive,
     size_class,
-    status_codes,
 )
 from opusmon.schema import Rows
 from opusmon.ui.panes.base import Frame, View
 from opusmon.ui.panes.latency_numbers import Figures, figures_of
-from opusmon.ui.panes.latency_read import NOW_NS, Array, Flags, Floats, Requests, since
+from opusmon.ui.panes.latency_read import (
+    NOW_NS,
+    SHORT,
+    Array,
+    Flags,
+    Floats,
+    Requests,
+    outcome_codes,
+    outcome_word,
+    since,
+)
 from opusmon.ui.text import clean
 
 MAX_GROUPS = 12
-_SHORT = {
-    "client_disconnect": "client left",
-    "monitor_stopped": "opusmon stopped",
-    "stream_error_event": "error in stream",
-    "json_error_in_200": "error in 200",
-    "transport_error": "transport",
-}
-"""Outcomes in fewer words, where the recorded one is long."""
-FINE = ("ok", *(_SHORT[outcome] for outcome in BROKEN_OFF))
+FINE = ("ok", *(SHORT[outcome] for outcome in BROKEN_OFF))
 """Words of outcomes that say nothing against the server."""
 
 
@@ -100,21 +101,12 @@ def request_facts(frame: Frame, requests: Requests, start_id: tuple[int, int]) -
 def outcome_shares(view: View, rows: Rows) -> tuple[tuple[str, float], ...]:
     """How requests ended, per cent; HTTP errors by their status."""
     counts: dict[str, int] = {}
-    code = rows["outcome"].astype(np.int64) << 16 | status_codes(rows["status"])
-    found, number = np.unique(code, return_counts=True)
+    found, number = np.unique(outcome_codes(rows), return_counts=True)
     for key, count in zip(found.tolist(), number.tolist(), strict=True):
         word = outcome_word(view, key >> 16, key & 0xFFFF)
         counts[word] = counts.get(word, 0) + count
     ordered = sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))
     return tuple((word, 100.0 * count / len(rows)) for word, count in ordered)
-
-
-def outcome_word(view: View, outcome: int, status: float) -> str:
-    """`ok`, `529`, `truncated`, ...: an HTTP error is called by its status."""
-    word = clean(view.strings.text(outcome)) or "?"
-    if word == "upstream_http_error" and status > 0:
-        return f"{status:.0f}"
-    return _SHORT.get(word, word)
 
 
 def headroom(t: int, rows: Rows) -> Headroom | None:

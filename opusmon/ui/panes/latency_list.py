@@ -13,9 +13,8 @@ from opusmon.schema import Rows
 from opusmon.ui import units
 from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.panes.base import Frame
-from opusmon.ui.panes.latency_facts import outcome_word
 from opusmon.ui.panes.latency_numbers import count_words
-from opusmon.ui.panes.latency_read import Floats, Requests, since
+from opusmon.ui.panes.latency_read import Floats, Requests, outcome_word, since
 from opusmon.ui.panes.streams_table import number_style, short_duration
 from opusmon.ui.text import Align, Line, abbreviated, clean, columns
 

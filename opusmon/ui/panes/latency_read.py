@@ -16,8 +16,10 @@ import numpy as np
 from opusmon.channels import REQUEST, REQUEST_OPEN
 from opusmon.clock import NS
 from opusmon.collectors import REGISTRY
+from opusmon.request_rows import status_codes
 from opusmon.schema import Channel, Rows, conform
 from opusmon.ui.panes.base import Frame, View
+from opusmon.ui.text import clean
 
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -35,7 +37,15 @@ COLLECTORS = ("engine", "proxy", "canary", "otlp")
 """Where latencies come from, by the name of the collector, and of the source of a request."""
 REMEDIES = {name: REGISTRY[name].enabled_by or f"opusmon --{name} URL" for name in COLLECTORS}
 """What switches each of them on, where no `status` row says it better."""
-_SEARCHED = ("source", "endpoint", "model", "label", "id", "outcome", "error")
+_SEARCHED = ("source", "endpoint", "model", "label", "id", "outcome", "error", "phase")
+SHORT = {
+    "client_disconnect": "client left",
+    "monitor_stopped": "opusmon stopped",
+    "stream_error_event": "error in stream",
+    "json_error_in_200": "error in 200",
+    "transport_error": "transport",
+}
+"""Outcomes in fewer words, where the recorded one is long."""
 
 
 def read(view: View, channel: Channel, t0: int, t1: int) -> Rows:
@@ -107,14 +117,34 @@ def read_open(frame: Frame, ended: Rows) -> Rows:
     return rows[matching(frame, rows)] if frame.state.filter and len(rows) else rows
 
 
+def outcome_word(view: View, outcome: int, status: float) -> str:
+    """`ok`, `529`, `truncated`, ...: an HTTP error is called by its status."""
+    word = clean(view.strings.text(outcome)) or "?"
+    if word == "upstream_http_error" and status > 0:
+        return f"{status:.0f}"
+    return SHORT.get(word, word)
+
+
+def outcome_codes(rows: Rows) -> Ints:
+    """Outcome and HTTP status of ended requests in one number: `code >> 16` and `code & 0xFFFF`."""
+    return np.asarray(rows["outcome"].astype(np.int64) << 16 | status_codes(rows["status"]))
+
+
 def matching(frame: Frame, rows: Rows) -> Flags:
-    """Which rows have the filter's words in one of their texts, or as their number."""
+    """Which rows have the filter's words in one of their texts, or in how their end is shown, or as their number."""
     words = frame.state.filter.lower()
     found = np.zeros(len(rows), dtype=np.bool_)
     for name in _SEARCHED:
         if name in (rows.dtype.names or ()):
             found |= np.isin(rows[name], _ids(frame.view, rows[name], words))
+    if "outcome" in (rows.dtype.names or ()):
+        found |= np.isin(outcome_codes(rows), _outcomes(frame.view, rows, words))
     return np.asarray(found | (rows["number"].astype(np.str_) == words), dtype=np.bool_)
+
+
+def _outcomes(view: View, rows: Rows, words: str) -> list[int]:
+    codes = np.unique(outcome_codes(rows)).tolist()
+    return [code for code in codes if words in outcome_word(view, code >> 16, code & 0xFFFF)]
 
 
 def _ids(view: View, ids: Array, words: str) -> list[int]:

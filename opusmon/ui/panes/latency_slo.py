@@ -54,6 +54,17 @@ def verdicts(frame: Frame, slos: Sequence[Slo], blocks: Sequence[Block]) -> list
     return [_verdict(frame, slo, block) for slo, block in pairs]
 
 
+def unjudged(slos: Sequence[Slo], judged: Sequence[Verdict]) -> list[str]:
+    """Objectives that no source sees, each with why: they must not look as if they were met."""
+    seen = {verdict.slo.text for verdict in judged}
+    return [
+        f"{slo.text}: judged by no source here"
+        + ("" if channel_of(slo, engine=False) else f"; only an engine's metrics tell {slo.metric}")
+        for slo in slos
+        if slo.text not in seen
+    ]
+
+
 def _channel(slo: Slo, block: Block) -> str:
     """Where what an objective is about is read for a source; "" when that source does not see it."""
     if block.engine is not None and slo.metric != "errors" and block.metric(slo.metric) is None:

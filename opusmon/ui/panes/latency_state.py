@@ -20,7 +20,7 @@ from opusmon.ui.panes.latency_read import (
     read_open,
     read_requests,
 )
-from opusmon.ui.panes.latency_slo import Verdict, verdicts
+from opusmon.ui.panes.latency_slo import Verdict, unjudged, verdicts
 from opusmon.ui.panes.memo import FrameMemo
 from opusmon.ui.panes.statuses import Status, read_statuses
 
@@ -42,7 +42,7 @@ class Snapshot:
         buckets: histograms of the span; None without any.
         slowest: the list.
         verdicts: objectives judged.
-        wrong_slos: texts of objectives that cannot be read, and why.
+        wrong_slos: texts of objectives that cannot be read, or that no source sees, and why.
         statuses: what the sources say of themselves.
     """
 
@@ -93,6 +93,7 @@ def _snapshot(frame: Frame) -> Snapshot:
     blocks = [*request_blocks(frame, requests), *engine_blocks(frame, engines, buckets, step_ns)]
     blocks.sort(key=lambda block: _ORDER.index(block.source) if block.source in _ORDER else len(_ORDER))
     slos, wrong = objectives(s.reason for s in statuses if s.collector == COLLECTOR)
+    judged = verdicts(frame, slos, blocks)
     ids = [block.start_id for block in blocks if block.start_id is not None]
     return Snapshot(
         blocks=tuple(blocks),
@@ -101,8 +102,8 @@ def _snapshot(frame: Frame) -> Snapshot:
         requests=requests,
         buckets=buckets,
         slowest=slowest(frame, requests, read_open(frame, requests.rows)),
-        verdicts=tuple(verdicts(frame, slos, blocks)),
-        wrong_slos=tuple(wrong),
+        verdicts=tuple(judged),
+        wrong_slos=(*wrong, *unjudged(slos, judged)),
         statuses=statuses,
     )
 
@@ -119,11 +120,13 @@ class Absent:
         name: of the source.
         reason: why, "" when nothing was recorded about it.
         remedy: what switches it on.
+        is_unasked: nobody wanted it to run; else something keeps it from it.
     """
 
     name: str
     reason: str
     remedy: str
+    is_unasked: bool
 
 
 def absent(known: Snapshot) -> list[Absent]:
@@ -136,5 +139,6 @@ def absent(known: Snapshot) -> list[Absent]:
         if name in present or (status is not None and status.is_ok):
             continue
         reason = status.why if status is not None else ""
-        found.append(Absent(name, reason, (status.remedy if status is not None else "") or REMEDIES[name]))
+        remedy = (status.remedy if status is not None else "") or REMEDIES[name]
+        found.append(Absent(name, reason, remedy, status is None or status.is_unasked))
     return found

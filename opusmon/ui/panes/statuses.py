@@ -9,6 +9,7 @@ import numpy as np
 
 from opusmon.channels import KEYFRAME_NS
 from opusmon.clock import NS
+from opusmon.collectors.base import LEFT_OUT, UNASKED
 from opusmon.triage.severity import distinct
 from opusmon.ui.panes.base import View, has
 from opusmon.ui.panes.waiting import NO_DATA, WaitingPane
@@ -45,6 +46,11 @@ class Status:
     def is_whole(self) -> bool:
         """It is about the collector, not about one of its values."""
         return not (self.channel or self.field or self.scope)
+
+    @property
+    def is_unasked(self) -> bool:
+        """The collector does not run because nobody wanted it to."""
+        return self.reason.startswith((UNASKED, LEFT_OUT))
 
     @property
     def rank(self) -> int:
