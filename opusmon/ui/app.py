@@ -152,6 +152,7 @@ def _commands(board: Dashboard) -> list[tuple[str, str, Callable[[], object]]]:
         ("show: findings", "f", board.action_findings),
         ("show: explain what moved first", "e", board.action_explain),
         ("show: event lane", "l", board.action_lane),
+        ("show: what is missing, and why", "w", board.action_missing),
         ("show: cost", "c", board.action_cost),
         ("show: help", "?", board.action_help),
     ]

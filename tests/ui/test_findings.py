@@ -300,7 +300,7 @@ def test_covering_is_closed_at_both_ends_and_open_ones_have_none() -> None:
     ended, lasting = ONE, replace(ONE, open=True, severity=CRIT)
     assert [covering([ONE], T0 + t * NS) for t in (9, 10, 20, 21)] == [[], [ONE], [ONE], []]
     assert covering([ended, lasting], T0 + 900 * NS) == [lasting]
-    assert covering([ended, lasting], T0 + 15 * NS) == [lasting, ended]
+    assert covering([lasting, ended], T0 + 15 * NS) == [lasting, ended]
     assert covering([lasting], T0) == []
 
 
@@ -308,7 +308,7 @@ async def test_those_at_the_playhead_are_in_the_order_in_which_triage_tells_all(
     async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
         await look(it, (it.app.session.window.t0 - T0) / NS + 110)
         findings, t = it.board.triage.findings, it.head.t
-        shown = covering(findings, t)
+        shown = covering(it.board.triage.ranked(), t)
         assert shown[0].rule == "hbm_nearly_full"  # what the failed requests ten seconds later came from
         assert len(shown) == 3
         assert shown == [one for one in rank(findings) if one in shown]

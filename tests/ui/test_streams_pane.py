@@ -234,7 +234,7 @@ def test_the_foot_says_the_worst_reason_and_how_many_more():
     add_status(
         view, channel="stream", scope="/opt/libcuda.so.1", state="error", reason="has no cuLaunchKernel"
     )
-    assert draw(view)[-1] == " ! /opt/libcuda.so.1: has no cuLaunchKernel  +1 more"
+    assert draw(view)[-1] == " ! /opt/libcuda.so.1: has no cuLaunchKernel  +1 more: w"
 
 
 def test_a_stream_without_a_row_while_others_have_one_has_no_rates():

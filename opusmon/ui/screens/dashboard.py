@@ -26,6 +26,7 @@ from opusmon.ui.marks import Places
 from opusmon.ui.panes import PANES
 from opusmon.ui.playhead import Mode, Playhead
 from opusmon.ui.screens.cost import cost_lines
+from opusmon.ui.screens.missing import missing_lines
 from opusmon.ui.screens.sheet import Sheet
 from opusmon.ui.screens.timescreen import TimeScreen
 from opusmon.ui.text import Line, clean, fit, shorten
@@ -86,6 +87,7 @@ class Dashboard(TimeScreen):
         Binding("s", "sort", "sort"),
         Binding("p", "processes", "processes"),
         Binding("c", "cost", "cost"),
+        Binding("w", "missing", "what is missing, and why"),
         Binding("f", "findings", "findings"),
         Binding("e", "explain", "what moved first"),
         Binding("l", "lane", "event lane"),
@@ -209,7 +211,7 @@ class Dashboard(TimeScreen):
                 else f"looked at up to {format_wall(window.anchors, until)}"
             )
             return findings_sheet(
-                self.triage.findings, window.anchors, self.playhead.t, left, self.size.width - 5
+                self.triage.ranked(), window.anchors, self.playhead.t, left, self.size.width - 5
             )
 
         self.app.push_screen(Sheet("findings", lines, self._glyphs))
@@ -419,6 +421,15 @@ class Dashboard(TimeScreen):
                 self._glyphs,
             )
         )
+
+    def action_missing(self) -> None:
+        """Show every reason for what is missing at the playhead."""
+        window = self.session.window
+
+        def lines() -> list[Line]:
+            return missing_lines(window, window.anchors, self.playhead.t, min(self.size.width - 5, 110))
+
+        self.app.push_screen(Sheet("what is missing, and why", lines, self._glyphs))
 
     def action_bookmark(self) -> None:
         """Mark the instant shown."""

@@ -26,7 +26,7 @@ class Sheet(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("q", "app.quit", "quit"),
-        ("escape,enter,question_mark,c,f,e", "dismiss", "close"),
+        ("escape,enter,question_mark,c,f,e,w", "dismiss", "close"),
         ("down,pagedown", "scroll(1)", "down"),
         ("up,pageup", "scroll(-1)", "up"),
     ]
