@@ -1,6 +1,7 @@
 """The dashboard driven by keys and mouse over the bundled recording, with a clock in the test's hands."""
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 
@@ -287,6 +288,39 @@ async def test_help_cost_and_palette_open_and_close():
             assert it.app.screen is it.board
 
 
+@pytest.mark.parametrize("keys", [("s",), ("slash", "p", "y", "enter")])
+async def test_a_sort_or_filter_of_the_processes_shows_them(keys):
+    """In a terminal that has no room for them unasked, the keys would do nothing that can be seen."""
+    async with replay(size=(80, 24)) as it:
+        await it.press("2")
+        assert not it.board._pane().state.processes
+        await it.press(*keys)
+        assert it.board._pane().state.processes
+        await it.press("4", *keys)
+        assert not it.board._pane().state.processes
+
+
+async def test_the_wheel_turns_a_sheet_by_lines():
+    async with replay(size=(80, 24)) as it:
+        await it.press("question_mark")
+        left = [int(re.search(r"down: (\d+) more", it.lines("#sheet")[0]).group(1))]
+        for _ in range(2):
+            it.app.screen.on_mouse_scroll_down()
+            left.append(int(re.search(r"down: (\d+) more", it.lines("#sheet")[0]).group(1)))
+        assert left == [left[0], left[0] - 3, left[0] - 6]
+
+
+async def test_in_ascii_the_palette_is_ascii():
+    """A terminal in LANG=C shows Textual's frames, its scroll bar and the dots of its placeholder as rubbish."""
+    async with replay(size=(80, 24), glyphs=ASCII, environ={"NO_COLOR": "1"}) as it:
+        await it.press("colon")
+        await it.pilot.pause(0.5)
+        svg = it.app.export_screenshot()
+        assert "pane:&#160;filter" in svg
+        drawn = "".join(re.findall(r"<text[^>]*>([^<]*)", svg))
+        assert [char for char in drawn if not char.isascii()] == []
+
+
 async def test_every_key_that_the_help_names_is_bound():
     names = {"1-4": "1 2 3 4", "page": "pageup pagedown", "shift": "shift+tab"}
     async with replay() as it:
@@ -311,6 +345,7 @@ async def test_the_palette_offers_the_themes_that_opusmon_themes_lists():
     [
         ("show: findings", "f", "findings"),
         ("show: explain what moved first", "e", "what moved first"),
+        ("show: what is missing, and why", "w", "what is missing, and why"),
         ("show: cost", "c", "what watching costs"),
         ("show: help", "?", "help"),
     ],

@@ -37,6 +37,8 @@ from opusmon.ui.widgets.panels import PaneWidget, TimeBarWidget
 NARROW_COLUMNS, NARROW_LINES = 100, 30
 """Under this size one pane shows at a time, the others as one line each."""
 SPAN_NS = 300 * NS
+GPU = 2
+"""Number of the pane whose list, of processes, need not be shown."""
 FPS = 4.0
 MESSAGE_S = 5.0
 SAMPLE_CHANNEL = "gpu"
@@ -113,7 +115,7 @@ class Dashboard(TimeScreen):
         self._glyphs = glyphs
         self._fps = fps
         self.span_ns = span_ns
-        self._current = 2
+        self._current = GPU
         self._maximized = False
         self._lane_wanted: bool | None = None
         self._drawn: tuple[object, ...] = ()
@@ -381,22 +383,28 @@ class Dashboard(TimeScreen):
     def action_filter(self) -> None:
         """Ask for a word and show what contains it."""
         pane = self._pane()
+        what = "GPU processes" if self._current == GPU else pane.pane.name
         self.ask(
-            f"Filter {pane.pane.name} (part of a name; empty shows all)",
-            lambda text: self._change(filter=text),
+            f"Filter {what} (part of a name; empty shows all)",
+            lambda text: self._change(filter=text, processes=pane.state.processes or self._listed(text)),
             pane.state.filter,
         )
+
+    def _listed(self, wanted: str) -> bool:
+        """Whether the processes must be shown so that what was asked of their list is seen."""
+        return self._current == GPU and bool(wanted)
 
     def action_sort(self) -> None:
         """The next sort order of the current pane."""
         pane = self._pane()
         sorts = pane.pane.sorts
         place = sorts.index(pane.state.sort) if pane.state.sort in sorts else 0
-        self._change(sort=sorts[(place + 1) % len(sorts)])
+        chosen = sorts[(place + 1) % len(sorts)]
+        self._change(sort=chosen, processes=pane.state.processes or self._listed(chosen))
 
     def action_processes(self) -> None:
         """Show or hide the processes."""
-        self.action_pane(2)
+        self.action_pane(GPU)
         self._change(processes=not self._pane().state.processes)
 
     def _change(self, **changes: object) -> str:
