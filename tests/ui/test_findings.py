@@ -280,6 +280,32 @@ async def test_a_file_that_grows_shows_a_finding_as_it_comes_and_as_it_goes(tmp_
         recorder.close()
 
 
+async def test_a_recorder_that_stopped_is_seen_by_who_follows_its_file(tmp_path: Path) -> None:
+    """Nothing comes any more, so nothing but the time makes the screen draw."""
+    path = tmp_path / "night.opusmon"
+    session, kind = night(), BY_NAME["gpu"]
+    clock = ManualClock(T0, 1_700_000_000 * NS)
+    recorder = Recorder(path, strings=session.strings, clock=clock, session={"host": "h"}, flush_ns=1)
+    try:
+        async with replay(path=path, follow=True) as it:
+            it.head.resume()
+            recorder.push(Batch(kind, kind.rows(session._records["gpu"][:20])))
+            async with asyncio.timeout(20):
+                while it.app.session.window.t1 < T0 + 20 * NS:
+                    it.app.session.window.refresh()
+                    await asyncio.sleep(0.01)
+            it.clock.wall_ns = 1_700_000_020 * NS  # where the last row is
+            it.clock.advance(NS)
+            it.board.frame()
+            assert "FOLLOW" in it.text("#header")
+            assert "LATE" not in it.text("#header")
+            it.clock.advance(90 * NS)
+            it.board.frame()
+            assert "!! LATE 91 s  FOLLOW" in it.text("#header")
+    finally:
+        recorder.close()
+
+
 # -- the lines, pure ---------------------------------------------------------------------------------------------
 
 

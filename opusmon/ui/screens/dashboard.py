@@ -119,7 +119,7 @@ class Dashboard(TimeScreen):
         self._maximized = False
         self._lane_wanted: bool | None = None
         self._drawn: tuple[object, ...] = ()
-        self._drawn_t = 0
+        self._drawn_ns = 0
         self._message: Line = ()
         self._hush: Timer | None = None
         self._panes = [PaneWidget(pane, glyphs) for pane in PANES]
@@ -150,11 +150,13 @@ class Dashboard(TimeScreen):
     def frame(self) -> None:
         """Draw what changed since the last frame."""
         window, t = self.session.window, self.playhead.t
+        # Not the playhead: that of a file that is followed stands still when its recorder does.
+        now_ns = self.session.clock.now()
         tracking = self.playhead.mode is Mode.TRACK
         panes = tuple((pane.state, pane.size, pane.has_focus) for pane in self._panes)
         moment = 0 if tracking else t
         key = (
-            self._news(tracking, t),
+            self._news(tracking, now_ns),
             moment,
             self.playhead.mode,
             self.playhead.speed,
@@ -162,9 +164,10 @@ class Dashboard(TimeScreen):
             panes,
             self.size,
         )
-        if not self.is_current or (key == self._drawn and not (tracking and t - self._drawn_t > QUIET_NS)):
+        quiet = tracking and now_ns - self._drawn_ns > QUIET_NS
+        if not self.is_current or (key == self._drawn and not quiet):
             return
-        self._drawn, self._drawn_t = key, t
+        self._drawn, self._drawn_ns = key, now_ns
         self._look()
         with self.app.batch_update():
             for pane in self._panes:
@@ -189,7 +192,7 @@ class Dashboard(TimeScreen):
     def _look_on(self) -> None:
         self._drawn = ()
 
-    def _news(self, tracking: bool, t: int) -> int:
+    def _news(self, tracking: bool, now_ns: int) -> int:
         """What has come in, as a number that grows; live at the pace of the samples.
 
         Eight collectors send at eight times of a second: a frame for each would cost four times as much and show a
@@ -199,7 +202,7 @@ class Dashboard(TimeScreen):
         if not tracking or not self._drawn or news == self._drawn[0]:
             return news
         pace_ns = min(self.session.interval_ns, NS) * 9 // 10
-        return news if t - self._drawn_t >= pace_ns else int(cast("int", self._drawn[0]))
+        return news if now_ns - self._drawn_ns >= pace_ns else int(cast("int", self._drawn[0]))
 
     def action_findings(self) -> None:
         """What the rules have found."""
@@ -250,6 +253,7 @@ class Dashboard(TimeScreen):
         session = self.session
         tracking = self.playhead.mode is Mode.TRACK
         sample = self._sample(t)
+        newest_t = sample[1] if sample is not None else session.window.t1
         facts = Facts(
             host=session.meta.get("host", "?"),
             word=self._word(t),
@@ -258,7 +262,7 @@ class Dashboard(TimeScreen):
             recording=recording_words(session.recording, session.clock.now()),
             trouble=session.trouble,
             sample=sample,
-            late_ns=session.late_ns(sample[1]) if tracking and sample is not None else 0,
+            late_ns=session.late_ns(newest_t) if tracking and newest_t > 0 else 0,
             findings=self.triage.worst(t),
         )
         return header(session.window, t, facts, self.size.width)
