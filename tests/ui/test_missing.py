@@ -36,17 +36,22 @@ def test_every_reason_is_there_the_broken_first_those_of_one_reason_together() -
             )
     said(view, T, "host", "not_supported", channel="host", field="psi_cpu_full_pct", reason="cgroups only")
     said(view, T, "streams", "no_permission", scope="hidden", reason="1 process")
-    said(view, T, "otlp", "unavailable", reason="runs only when asked for", remedy="opusmon --otlp-listen A")
-    said(view, T, "stalls", "ok", reason="watching")
+    for name in ("canary", "otlp"):
+        said(view, T, name, "unavailable", reason="not asked for", remedy="start without --only")
+    said(view, T, "stalls", "no_permission", scope="hidden", reason="1 process")
+    said(view, T, "proxy", "stale", reason="has sent nothing for 6 s")
+    said(view, T, "engine", "ok", reason="watching")
     assert sheet(view)[1:] == [
-        "! streams  1 process (no permission)",
-        "           hidden",
+        "! proxy    has sent nothing for 6 s (stale)",
+        "! several  1 process (no permission)",
+        "           stalls hidden; streams hidden",
         "  gpu      no NVLink (not supported)",
         "           gpu 0: nvlink_rx_bps, nvlink_tx_bps; gpu 1: nvlink_rx_bps, nvlink_tx_bps",
         "  host     cgroups only (not supported)",
         "           psi_cpu_full_pct",
-        "  otlp     runs only when asked for (unavailable)",
-        "           opusmon --otlp-listen A",
+        "  several  not asked for (unavailable)",
+        "           canary; otlp",
+        "           start without --only",
     ]
 
 

@@ -14,12 +14,12 @@ from opusmon.ui.text import Line, hanging
 
 NOTHING = "nothing is said to be missing at this time"
 _WHO_CELLS = 9
-_BROKEN = ("error", "restarting", "no_permission")
-"""States that need a person; the others are limits, or what was not asked for."""
+_BROKEN = ("error", "restarting", "no_permission", "stale")
+"""States that need a look; the others are limits, or what was not asked for."""
 
 
 def missing_lines(view: View, anchors: Anchors, t: int, width: int) -> list[Line]:
-    """Every reason in force at the playhead, one paragraph each: what is broken first, then by collector.
+    """Every reason in force at the playhead, one paragraph each: what is broken first, what does not run last.
 
     Args:
         view: what was measured.
@@ -43,19 +43,28 @@ def missing_lines(view: View, anchors: Anchors, t: int, width: int) -> list[Line
 def _alike(found: list[Status]) -> list[list[Status]]:
     """Those with one reason together: a GPU that lacks ten fields for one reason is one paragraph."""
     groups: dict[tuple[str, ...], list[Status]] = {}
-    for one in sorted(found, key=lambda one: one.state not in _BROKEN):
-        groups.setdefault((one.collector, one.state, one.why, one.remedy), []).append(one)
+    for one in sorted(found, key=_place):
+        groups.setdefault((one.state, one.why, one.remedy), []).append(one)
     return list(groups.values())
+
+
+def _place(one: Status) -> tuple[bool, bool]:
+    """A collector that broke comes before values that are kept from us, one that does not run after all limits."""
+    is_limit = one.state not in _BROKEN
+    return is_limit, one.is_whole == is_limit
 
 
 def _paragraph(same: list[Status], width: int) -> Iterator[Line]:
     first = same[0]
     is_broken = first.state in _BROKEN
     sign, style = ("!", "warn") if is_broken else (" ", "label")
-    head: Line = ((f"{sign} {first.collector:<{_WHO_CELLS}}", style),)
+    collectors = list(dict.fromkeys(one.collector for one in same))
+    who = first.collector if len(collectors) == 1 else "several"
+    head: Line = ((f"{sign} {who:<{_WHO_CELLS}}", style),)
     yield from hanging(head, f"{first.why} ({first.state.replace('_', ' ')})", "value", width)
     below: Line = ((" " * (_WHO_CELLS + 2), ""),)
-    of = _of(same)
+    parts = {name: _of([one for one in same if one.collector == name]) for name in collectors}
+    of = parts[who] if who in parts else "; ".join(f"{name} {part}".rstrip() for name, part in parts.items())
     if of:
         yield from hanging(below, of, "dim", width)
     if first.remedy:
