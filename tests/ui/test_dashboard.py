@@ -288,6 +288,19 @@ async def test_help_cost_and_palette_open_and_close():
             assert it.app.screen is it.board
 
 
+async def test_the_order_of_the_requests_is_said_without_colour():
+    async with replay(path=DATA / "drill" / "memory_grows.opusmon", environ={"NO_COLOR": "1"}) as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        it.board.frame()
+        await it.press("1")
+        stars = []
+        for _ in range(3):
+            stars.append(re.findall(r"(\w+)\*", it.text("#pane-latency")))
+            await it.press("s")
+        assert stars == [["E2E"], ["TTFT"], ["TPOT"]]
+        assert it.text("#footer").strip() == "latency sorted by newest"
+
+
 @pytest.mark.parametrize("keys", [("s",), ("slash", "p", "y", "enter")])
 async def test_a_sort_or_filter_of_the_processes_shows_them(keys):
     """In a terminal that has no room for them unasked, the keys would do nothing that can be seen."""

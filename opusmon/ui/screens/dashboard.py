@@ -387,12 +387,15 @@ class Dashboard(TimeScreen):
     def action_filter(self) -> None:
         """Ask for a word and show what contains it."""
         pane = self._pane()
-        what = "GPU processes" if self._current == GPU else pane.pane.name
         self.ask(
-            f"Filter {what} (part of a name; empty shows all)",
+            f"Filter {self._list_name()} (part of a name; empty shows all)",
             lambda text: self._change(filter=text, processes=pane.state.processes or self._listed(text)),
             pane.state.filter,
         )
+
+    def _list_name(self) -> str:
+        """What sort and filter are about."""
+        return "GPU processes" if self._current == GPU else self._pane().pane.name
 
     def _listed(self, wanted: str) -> bool:
         """Whether the processes must be shown so that what was asked of their list is seen."""
@@ -405,6 +408,8 @@ class Dashboard(TimeScreen):
         place = sorts.index(pane.state.sort) if pane.state.sort in sorts else 0
         chosen = sorts[(place + 1) % len(sorts)]
         self._change(sort=chosen, processes=pane.state.processes or self._listed(chosen))
+        # The column that says so need not be there.
+        self.say(f"{self._list_name()} sorted by {chosen}")
 
     def action_processes(self) -> None:
         """Show or hide the processes."""
