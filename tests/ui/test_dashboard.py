@@ -288,6 +288,18 @@ async def test_help_cost_and_palette_open_and_close():
             assert it.app.screen is it.board
 
 
+async def test_a_maximized_latency_pane_has_a_request_beside_gpu_and_stalls():
+    """At 160x50, on two GPUs: how busy the first one was, and where threads stood still meanwhile."""
+    async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
+        it.head.seek(it.app.session.window.t0 + 80 * NS)
+        await it.press("1", "m")
+        words = [line.split()[1:3] for line in it.lines("#pane-latency") if len(line.split()) > 2]
+        places = [words.index(wanted) for wanted in (["last", "token"], ["GPU", "0"])]
+        (stalls,) = [n for n, each in enumerate(words) if each[0] == "stalls"]
+        assert places == sorted(places)
+        assert stalls == places[-1] + 1
+
+
 async def test_the_order_of_the_requests_is_said_without_colour():
     async with replay(path=DATA / "drill" / "memory_grows.opusmon", environ={"NO_COLOR": "1"}) as it:
         it.head.seek(it.app.session.window.t0 + 60 * NS)
