@@ -300,6 +300,15 @@ async def test_a_maximized_latency_pane_has_a_request_beside_gpu_and_stalls():
         assert stalls == places[-1] + 1
 
 
+async def test_histories_without_room_are_counted_on_a_line_of_their_own():
+    """Not over the newest values of the last one."""
+    async with replay(size=(80, 24), path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
+        it.head.seek(it.app.session.window.t0 + 80 * NS)
+        await it.press("2", "m")
+        (line,) = [line for line in it.lines("#pane-gpu") if " more histories" in line]
+        assert re.fullmatch(r"║ \+\d+ more histories: a taller terminal shows them +║", line)
+
+
 async def test_the_order_of_the_requests_is_said_without_colour():
     async with replay(path=DATA / "drill" / "memory_grows.opusmon", environ={"NO_COLOR": "1"}) as it:
         it.head.seek(it.app.session.window.t0 + 60 * NS)
