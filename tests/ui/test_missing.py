@@ -74,6 +74,14 @@ def test_objectives_that_cannot_be_read_are_there_and_those_that_can_are_not() -
     assert "speed>9000" in " ".join(lines)
 
 
+async def test_l2_that_nobody_asked_for_is_there() -> None:
+    """A recording of two H200s from before there was an l2 collector."""
+    async with replay() as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        await it.press("w")
+        assert "l2       not reported by NVML; run with --deep" in it.text("#sheet")
+
+
 async def test_w_shows_what_the_foot_has_no_room_for() -> None:
     """Of the llama.cpp server of the demo, 21 values are missing for one reason."""
     async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:

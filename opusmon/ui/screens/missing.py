@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from opusmon.channels import GPU, L2
 from opusmon.clock import Anchors
 from opusmon.slo import COLLECTOR as SLO
 from opusmon.slo import objectives, problems
 from opusmon.times import format_wall
 from opusmon.ui.panes.base import View
-from opusmon.ui.panes.statuses import Status, read_statuses, troubles
+from opusmon.ui.panes.gpu_deep import NOTE as DEEP_NOTE
+from opusmon.ui.panes.statuses import STATUS_LOOKBACK_NS, Status, read_statuses, troubles
 from opusmon.ui.text import Line, hanging
 
 NOTHING = "nothing is said to be missing at this time"
@@ -28,7 +30,7 @@ def missing_lines(view: View, anchors: Anchors, t: int, width: int) -> list[Line
         width: cells there are.
     """
     said = read_statuses(view, t)
-    found = [one for one in troubles(said) if one.collector != SLO]
+    found = [one for one in (*troubles(said), *_not_asked(view, t, said)) if one.collector != SLO]
     lines: list[Line] = []
     for same in _alike(found):
         lines.extend(_paragraph(same, width))
@@ -38,6 +40,15 @@ def missing_lines(view: View, anchors: Anchors, t: int, width: int) -> list[Line
         return [((NOTHING, "dim"),)]
     when = f"at {format_wall(anchors, t)}; collectors say what holds again every minute"
     return [((when, "dim"),), *lines]
+
+
+def _not_asked(view: View, t: int, said: tuple[Status, ...]) -> list[Status]:
+    """L2 where nothing was said of it: nobody asked for it."""
+    if any(one.collector == L2.name for one in said) or len(view.latest(L2.name, t, STATUS_LOOKBACK_NS)):
+        return []
+    if not len(view.latest(GPU.name, t, STATUS_LOOKBACK_NS)):
+        return []
+    return [Status(L2.name, "", "", "", "unavailable", DEEP_NOTE.removeprefix("L2: "), "")]
 
 
 def _alike(found: list[Status]) -> list[list[Status]]:
