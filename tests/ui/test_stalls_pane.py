@@ -146,6 +146,8 @@ def test_missing_durations_are_last_and_read_as_missing():
         ("12345", ["wait", "off_cpu", "capture", "jit"]),
         ("12399", ["wait", "off_cpu", "capture", "jit"]),
         ("!!", ["capture"]),
+        ("~b2e00", ["wait", "capture"]),
+        ("legacy", []),
         ("zzz", []),
     ],
 )
