@@ -202,12 +202,14 @@ class Judged:
         valid: requests that count.
         good: of them surely good.
         perhaps: of them good or possibly good: more than `good` only where a limit lies between bucket edges.
+        failed: of them in error, which are bad whatever the objective is about; 0 where a histogram does not say.
     """
 
     t: Ints
     valid: Floats
     good: Floats
     perhaps: Floats
+    failed: Floats
 
 
 def channel_of(slo: Slo, *, engine: bool) -> str:
@@ -235,7 +237,7 @@ def judge_requests(slo: Slo, rows: Rows, text: Text) -> Judged | None:
     """
     ok, left = _with(rows["outcome"], text, "ok"), _with(rows["outcome"], text, *BROKEN_OFF)
     if slo.metric == "errors":
-        return _judged(rows["t"], ~left, ok)
+        return _judged(rows["t"], ~left, ok, ~ok)
     name = REQUEST_FIELDS.get(slo.metric)
     if name is None:
         return None
@@ -247,7 +249,7 @@ def judge_requests(slo: Slo, rows: Rows, text: Text) -> Judged | None:
     too_soon = left & ~seen & ~waited
     judged_by_value = ok | (left & seen)
     valid = ~too_soon & ~(ok & np.isnan(value))
-    return _judged(rows["t"], valid, judged_by_value & (value <= slo.limit_ns))
+    return _judged(rows["t"], valid, judged_by_value & (value <= slo.limit_ns), ~ok & ~left)
 
 
 def judge_engine(slo: Slo, rows: Rows) -> Judged | None:
@@ -257,7 +259,7 @@ def judge_engine(slo: Slo, rows: Rows) -> Judged | None:
     known = rows[~(np.isnan(rows["finished"]) | np.isnan(rows["failed"]))]
     finished = known["finished"].astype(np.float64)
     good = np.maximum(finished - known["failed"], 0.0)
-    return Judged(known["t"], finished, good, good)
+    return Judged(known["t"], finished, good, good, finished - good)
 
 
 def judge_buckets(slo: Slo, rows: Rows, text: Text) -> Judged:
@@ -267,7 +269,7 @@ def judge_buckets(slo: Slo, rows: Rows, text: Text) -> Judged:
     count = np.nan_to_num(rows["count"].astype(np.float64), nan=0.0)
     good = np.where(rows["hi_s"] <= limit_s * (1 + 1e-9), count, 0.0)
     perhaps = np.where(rows["lo_s"] < limit_s * (1 - 1e-9), count, 0.0)
-    return Judged(rows["t"], count, good, perhaps)
+    return Judged(rows["t"], count, good, perhaps, np.zeros(len(rows)))
 
 
 def bracket_s(slo: Slo, rows: Rows, text: Text) -> tuple[float, float] | None:
@@ -278,9 +280,9 @@ def bracket_s(slo: Slo, rows: Rows, text: Text) -> tuple[float, float] | None:
     return (float(inside["lo_s"].min()), float(inside["hi_s"].max())) if len(inside) else None
 
 
-def _judged(t: Ints, valid: Flags, good: Flags) -> Judged:
+def _judged(t: Ints, valid: Flags, good: Flags, failed: Flags) -> Judged:
     surely = (valid & good).astype(np.float64)
-    return Judged(t, valid.astype(np.float64), surely, surely)
+    return Judged(t, valid.astype(np.float64), surely, surely, (valid & failed).astype(np.float64))
 
 
 def _with(ids: np.ndarray[tuple[Any, ...], np.dtype[Any]], text: Text, *words: str) -> Flags:
@@ -299,7 +301,7 @@ class Tally:
     Attributes:
         first_t: where the first one begins, monotonic ns.
         step_ns: length of a slot.
-        sums: valid, good and perhaps good, shape (3, slots).
+        sums: valid, good, perhaps good and failed, shape (4, slots).
     """
 
     first_t: int
@@ -307,13 +309,18 @@ class Tally:
     sums: Floats
 
 
+def no_sums(slots: int) -> Floats:
+    """Those of `Tally` in which nothing was judged."""
+    return np.zeros((4, slots))
+
+
 def tally(judged: Judged, first_t: int, step_ns: int, slots: int) -> Tally:
     """Sum judged requests by slot: a row at `t` is in the one with begin < t <= end; the others are left out."""
     place = (judged.t - first_t - 1) // step_ns
     inside = (place >= 0) & (place < slots)
-    columns = (judged.valid, judged.good, judged.perhaps)
+    columns = (judged.valid, judged.good, judged.perhaps, judged.failed)
     sums = [np.bincount(place[inside], weights=column[inside], minlength=slots) for column in columns]
-    return Tally(first_t, step_ns, np.array(sums, np.float64).reshape(3, slots))
+    return Tally(first_t, step_ns, np.array(sums, np.float64).reshape(len(columns), slots))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +334,7 @@ class Burn:
         high: and at most; as `low` unless the limit lies between bucket edges.
         valid: requests.
         bad: of them surely bad.
+        failed: of those in error, as far as the source says.
     """
 
     window_ns: int
@@ -335,6 +343,7 @@ class Burn:
     high: float = math.nan
     valid: float = 0.0
     bad: float = 0.0
+    failed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,12 +412,11 @@ def burn(slo: Slo, given: Tally, t: int, window_ns: int) -> Burn:
     found = np.flatnonzero(part[0])
     if not len(found):
         return Burn(window_ns)
-    valid, good, perhaps = part.sum(axis=1).tolist()
+    valid, good, perhaps, failed = part.sum(axis=1).tolist()
     covered_ns = min(t - given.first_t - (begin + int(found[0])) * given.step_ns, window_ns)
     allowed = valid * slo.budget
-    return Burn(
-        window_ns, covered_ns, (valid - perhaps) / allowed, (valid - good) / allowed, valid, valid - perhaps
-    )
+    low, high = (valid - perhaps) / allowed, (valid - good) / allowed
+    return Burn(window_ns, covered_ns, low, high, valid, valid - perhaps, failed)
 
 
 def _check(slo: Slo, rule: Rule, given: Tally, t: int) -> Check:

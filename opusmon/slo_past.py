@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from opusmon.clock import NS
+from opusmon.slo import no_sums
 
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
@@ -52,7 +53,7 @@ class _Past:
 
     Attributes:
         begin: number of the first chunk.
-        sums: valid, good and perhaps good, shape (3, chunks x slots).
+        sums: as of `slo.Tally`, shape (4, chunks x slots).
     """
 
     begin: int
@@ -82,7 +83,7 @@ class Kept(threading.local):
         self._past: dict[tuple[object, ...], _Past] = {}
 
     def past(self, view: object, key: tuple[object, ...], first: int, end: int, judged: Judge) -> Floats:
-        """The slots of chunks up to `end`, back to `first` or as far as has been read; shape (3, slots).
+        """The slots of chunks up to `end`, back to `first` or as far as has been read; shape (4, slots).
 
         Args:
             view: what is read; another one than before begins anew.
@@ -95,7 +96,7 @@ class Kept(threading.local):
             self._view, self._past = weakref.ref(view), {}
         held = self._past.get(key)
         if held is None or not held.begin <= end <= held.end + self._room.chunks:
-            held = _Past(end, np.zeros((3, 0)))
+            held = _Past(end, no_sums(0))
         held = self._past[key] = _grown(held, first, end, judged, self._room)
         return held.part(first, end)
 

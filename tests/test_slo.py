@@ -204,6 +204,21 @@ def test_requests_that_the_end_of_opusmon_cut_off_are_judged_like_those_of_clien
     assert judged("errors<1%", {"outcome": "monitor_stopped"}, {"outcome": "ok"}) == [(0, 0), (1, 1)]
 
 
+def test_of_the_bad_ones_those_in_error_are_counted():
+    rows = requests(
+        {"outcome": "ok", "ttft_ns": 100 * MS},
+        {"outcome": "ok", "ttft_ns": 900 * MS},
+        {"outcome": "http_error"},
+        {"outcome": "truncated", "ttft_ns": 100 * MS},
+        {"outcome": "client_disconnect", "e2e_ns": 5 * NS},
+    )
+    slow = judge_requests(parse_slo("ttft_p95<800ms"), rows, STRINGS.text)
+    assert (slow.valid - slow.good).tolist() == [0, 1, 1, 1, 1]
+    assert slow.failed.tolist() == [0, 0, 1, 1, 0]
+    wrong = judge_requests(parse_slo("errors<1%"), rows, STRINGS.text)
+    assert (wrong.valid - wrong.good).tolist() == wrong.failed.tolist() == [0, 0, 1, 1, 0]
+
+
 @pytest.mark.parametrize("text", ["itl_p95<50ms", "queue_p95<1s"])
 def test_what_a_proxy_does_not_see(text):
     assert judge_requests(parse_slo(text), requests({"outcome": "ok"}), STRINGS.text) is None
@@ -267,7 +282,7 @@ def steady(seconds, bad_of_100, *, last_s=None, last_bad=0):
     if last_s:
         bad[-last_s:] = last_bad
     valid = np.full(seconds, 100.0)
-    return tally(Judged(t, valid, valid - bad, valid - bad), 0, 5 * NS, -(-seconds // 5))
+    return tally(Judged(t, valid, valid - bad, valid - bad, bad), 0, 5 * NS, -(-seconds // 5))
 
 
 def test_both_windows_must_burn():
@@ -287,7 +302,7 @@ def test_windows_take_what_is_in_them():
     slo = parse_slo("errors<10%")
     found = burn(slo, steady(3600, 0, last_s=60, last_bad=50), 3600 * NS, 120 * NS)
     assert found.valid == 12_000
-    assert found.bad == 3_000
+    assert found.bad == found.failed == 3_000
     assert found.low == found.high == pytest.approx(2.5)
     assert found.covered_ns == 120 * NS
 
@@ -301,7 +316,7 @@ def test_a_window_that_is_not_covered_says_so():
 
 def test_without_requests_nothing_is_known():
     slo = parse_slo("errors<1%")
-    found = evaluate(slo, tally(Judged(np.empty(0, np.int64), *(np.empty(0),) * 3), 0, 5 * NS, 720), H)
+    found = evaluate(slo, tally(Judged(np.empty(0, np.int64), *(np.empty(0),) * 4), 0, 5 * NS, 720), H)
     assert found.state == "unknown"
     assert math.isnan(found.left[0])
 
@@ -323,9 +338,9 @@ def test_rules_out_of_reach_or_too_long_are_left_out():
 
 def test_few_requests_do_not_page():
     slo = parse_slo("errors<1%")
-    two = Judged(np.array([NS, 2 * NS]), np.ones(2), np.zeros(2), np.zeros(2))
+    two = Judged(np.array([NS, 2 * NS]), np.ones(2), np.zeros(2), np.zeros(2), np.zeros(2))
     assert evaluate(slo, tally(two, 0, 5 * NS, 1), 5 * NS).state == "few"
-    three = Judged(np.arange(1, 4) * NS, np.ones(3), np.zeros(3), np.zeros(3))
+    three = Judged(np.arange(1, 4) * NS, np.ones(3), np.zeros(3), np.zeros(3), np.zeros(3))
     assert evaluate(slo, tally(three, 0, 5 * NS, 1), 5 * NS).state == "page"  # three of three is no luck
     half = parse_slo("errors<50%")
     found = burn(half, tally(three, 0, 5 * NS, 1), 5 * NS, 5 * NS)
@@ -345,6 +360,7 @@ def test_a_tally_loses_nothing(given_rows):
     given_rows.sort()
     t = np.array([second * NS for second, _ in given_rows], dtype=np.int64)
     good = np.array([float(fine) for _, fine in given_rows])
-    found = tally(Judged(t, np.ones(len(t)), good, good), 0, 5 * NS, 12)
+    found = tally(Judged(t, np.ones(len(t)), good, good, 1 - good), 0, 5 * NS, 12)
     assert found.sums[0].sum() == len(given_rows)
     assert found.sums[1].sum() == good.sum()
+    assert found.sums[3].sum() == len(given_rows) - good.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -78,16 +79,18 @@ def _content(cell: CellType) -> Any:
 
 
 class StateWatch:
-    """What of Python the user's code changes: numbers, tensors, sizes of containers.
+    """What of Python the user's code changes: numbers, tensors, sizes of containers, generators of random numbers.
 
     Looked at are attributes of `self`, globals, and variables of enclosing functions (`watch`).
 
     Attributes:
         changed: name as `self.step`, to the line that changed it first.
+        drawn: of these, generators of random numbers.
     """
 
     def __init__(self) -> None:
         self.changed: dict[str, Place] = {}
+        self.drawn: set[str] = set()
         self._known: dict[tuple[str, int, str], object] = {}
         self._held: dict[int, object] = {}
         self._cells: dict[int, tuple[str, CellType]] = {}
@@ -110,6 +113,8 @@ class StateWatch:
         value = _mark(content)
         if self._known.get(key, value) != value:
             self.changed.setdefault(f"{owner}{name}", place(*spot) if spot[1] else NOWHERE)
+            if _state_of(content) is not None:
+                self.drawn.add(f"{owner}{name}")
         self._known[key] = value
 
 
@@ -134,4 +139,16 @@ def _mark(value: Any) -> object:
         return ("size", len(value))
     if type(value).__module__ == "torch" and hasattr(value, "untyped_storage"):
         return ("tensor", id(value))
-    return None
+    state = _state_of(value)
+    return None if state is None else ("generator", state)
+
+
+def _state_of(value: Any) -> str | None:
+    """How far a generator of random numbers is, of Python or numpy; None for anything else."""
+    if isinstance(value, random.Random):
+        return str(hash(value.getstate()))
+    if not type(value).__module__.startswith("numpy.random"):
+        return None
+    bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
+    # An array in it is cut short there; the position in it is not.
+    return None if bits is None else repr(bits.state)

@@ -113,15 +113,21 @@ def index_kind(name: str, args: tuple[Any, ...], theirs: _IS_THEIRS, *, is_numbe
     return "pageable_copy" if of_host else None
 
 
-def is_written_out(index: Any) -> bool:
-    """Whether an index, or a part of one, is a list or an array of numbers, of which torch makes a tensor first."""
+def written_out(index: Any) -> str | None:
+    """What an index, or a part of one, is when it is no tensor: a list of numbers, or an array of the host's memory."""
     parts = index if isinstance(index, tuple) else (index,)
-    return any(_is_numbers(part) for part in parts)
+    if any(_is_numbers(part) for part in parts):
+        return "host_tensor"
+    return "pageable_copy" if any(_is_array(part) for part in parts) else None
 
 
 def _is_numbers(part: Any) -> bool:
-    if isinstance(part, list | range):
-        return len(part) > 0 and all(isinstance(one, int) or _is_numbers(one) for one in part)
+    if not isinstance(part, list | range):
+        return False
+    return len(part) > 0 and all(isinstance(one, int) or _is_numbers(one) or _is_array(one) for one in part)
+
+
+def _is_array(part: Any) -> bool:
     return type(part).__module__ == "numpy" and getattr(part, "ndim", 0) > 0
 
 

@@ -22,12 +22,12 @@ from opusmon.checks.graph_inputs import memory_of, tensors
 from opusmon.checks.graph_operators import (
     index_kind,
     is_indexing,
-    is_written_out,
     reads_value,
     sizes_by_value,
+    written_out,
 )
 from opusmon.checks.result import Level
-from opusmon.checks.where import Place, here
+from opusmon.checks.where import Place, expression, here
 
 _READS = frozenset({"tolist", "numpy", "cpu", "__array__", "__repr__"})
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
@@ -45,18 +45,7 @@ _WAITS = (
     ("Stream.query", torch.cuda.Stream, "query", "event_query"),
     ("Event.query", torch.cuda.Event, "query", "event_query"),
 )
-_DRAWS = ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "gauss")
-_NUMPY_DRAWS = (
-    "rand",
-    "randn",
-    "randint",
-    "random",
-    "random_sample",
-    "uniform",
-    "normal",
-    "choice",
-    "permutation",
-)
+_NO_DRAWS = frozenset({"seed", "getstate", "setstate", "get_state", "set_state", "default_rng"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +106,9 @@ class Recorder:
             for name, owner, attribute, kind in _WAITS:
                 noted = self._noting(getattr(owner, attribute), name, kind)
                 stack.enter_context(_patched(owner, attribute, noted))
-            for module, names in ((random, _DRAWS), (sys.modules.get("numpy.random"), _NUMPY_DRAWS)):
-                if module is None:
-                    continue
-                for name in names:
-                    noted = self._noting(getattr(module, name), f"{module.__name__}.{name}", "host_random")
-                    stack.enter_context(_patched(module, name, noted))
+            for module, name in _draws():
+                noted = self._noting(getattr(module, name), f"{module.__name__}.{name}", "host_random")
+                stack.enter_context(_patched(module, name, noted))
             stack.enter_context(_patched(threading.Thread, "start", self._counting(threading.Thread.start)))
             stack.enter_context(_Functions(self))
             stack.enter_context(_Operations(self))
@@ -144,8 +130,8 @@ class Recorder:
         if args and self._is_theirs(args[0]):
             if name in _READS or (name == "to" and not self._on_gpu and _names_cpu()):
                 self.note("host_copy", self._outer)
-            elif name in _INDEXES and is_written_out(args[1]):
-                self.note("host_tensor", self._outer)
+            elif name in _INDEXES and (kind := written_out(args[1])):
+                self.note(kind, self._outer)
         try:
             return self._called(name, func, args, kwargs)
         finally:
@@ -297,6 +283,17 @@ class Recorder:
         return noted
 
 
+def _draws() -> list[tuple[Any, str]]:
+    """Functions that draw numbers on the host, of Python's module and of numpy's where that is loaded."""
+    modules = [module for module in (random, sys.modules.get("numpy.random")) if module is not None]
+    return [
+        (module, name)
+        for module in modules
+        for name in module.__all__
+        if name.islower() and name not in _NO_DRAWS and callable(getattr(module, name))
+    ]
+
+
 @contextmanager
 def standing_in() -> Iterator[None]:
     """Where there is no GPU to wait for, calls that wait do nothing; torch would raise."""
@@ -362,8 +359,8 @@ def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _names_cpu() -> bool:
-    """Whether the user's line says "cpu" itself: without a GPU, `x.to(y.device)` and `.to(DEVICE)` mean it as well."""
-    return bool(_CPU.search(here().line))
+    """Whether the user's call says "cpu" itself: without a GPU, `x.to(y.device)` and `.to(DEVICE)` mean it as well."""
+    return bool(_CPU.search(expression()))
 
 
 def _between_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

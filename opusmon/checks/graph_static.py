@@ -152,7 +152,7 @@ def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
         apart = _repeated(case)
     except torch.OutOfMemoryError as error:
         result.not_measured.append(Missing("whether the result is the same again", said(str(error))))
-        return [problem("python_state", name, place, level="note") for name, place in state.changed.items()]
+        return _changed(state, "note")
     result.facts.append(
         Fact(
             "repeatable",
@@ -162,8 +162,14 @@ def _state(case: Case, state: StateWatch, result: Result) -> list[Problem]:
             else f"the same inputs and seed give another result: {apart.words}",
         )
     )
-    level: Level = "note" if apart.same else "problem"
-    return [problem("python_state", name, place, level=level) for name, place in state.changed.items()]
+    return _changed(state, "note" if apart.same else "problem")
+
+
+def _changed(state: StateWatch, level: Level) -> list[Problem]:
+    return [
+        problem("host_random" if name in state.drawn else "python_state", name, place, level=level)
+        for name, place in state.changed.items()
+    ]
 
 
 def _unexplained(problems: Sequence[Problem], result: Result) -> list[Problem]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NamedTuple
 
 
@@ -75,3 +77,22 @@ def of_traceback(trace: TracebackType | None) -> Place:
 def here() -> Place:
     """The user's line that is being executed."""
     return innermost(traceback.extract_stack())
+
+
+def expression() -> str:
+    """The user's expression that is being executed, over all of its lines; "" when there is none."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    # Two bytes an instruction.
+    first, last, begin, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if first is None:
+        return ""
+    name = frame.f_code.co_filename
+    lines = [linecache.getline(name, number).encode() for number in range(first, (last or first) + 1)]
+    # Columns count bytes. The end first: on a line of both it is counted from the line's begin.
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin or 0 :]
+    return b"".join(lines).decode(errors="replace")

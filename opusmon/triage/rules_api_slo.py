@@ -15,7 +15,19 @@ import numpy as np
 from opusmon.channels import BY_NAME, KEYFRAME_NS, STATUS
 from opusmon.clock import NS
 from opusmon.schema import Rows, conform
-from opusmon.slo import COLLECTOR, Burn, Slo, Tally, are_enough, burn, channel_of, judge, objectives, tally
+from opusmon.slo import (
+    COLLECTOR,
+    Burn,
+    Slo,
+    Tally,
+    are_enough,
+    burn,
+    channel_of,
+    judge,
+    no_sums,
+    objectives,
+    tally,
+)
 from opusmon.slo import Rule as Alert
 from opusmon.slo_past import CHUNK_NS, CHUNK_SLOTS, LONGEST_NS, SETTLED_NS, SLOT_NS, Floats, Kept
 from opusmon.times import format_duration
@@ -67,7 +79,7 @@ class _Watched:
         t: instants, shape (n,).
         on: whether the objective is in force at each, shape (n,).
         known: judged requests by slot.
-        edges: their sums up to each slot, shape (3, slots + 1).
+        edges: their sums up to each slot, shape (4, slots + 1).
         alerts: those that can fire, shortest windows first.
     """
 
@@ -86,7 +98,7 @@ def _tallied(scene: Scene, t: Times, on: Flags, source: _Source) -> _Watched:
         alert for alert in source.slo.rules if alert.long_ns <= LONGEST_NS and source.slo.reaches(alert)
     ]
     known = _tally(scene, source, max([CHUNK_NS, *(alert.long_ns for alert in alerts)]))
-    edges = np.concatenate((np.zeros((3, 1)), np.cumsum(known.sums, axis=1)), axis=1)
+    edges = np.concatenate((no_sums(1), np.cumsum(known.sums, axis=1)), axis=1)
     return _Watched(source.slo, source.channel, source.key, t, on, known, edges, alerts)
 
 
@@ -182,7 +194,7 @@ def _chunk(scene: Scene, one: _Source, number: int) -> tuple[Floats, int]:
     rows = _read(scene, one, begin, end)
     judged = judge(one.slo, rows, scene.view.strings.text)
     if judged is None:
-        return np.zeros((3, CHUNK_SLOTS)), rows.nbytes
+        return no_sums(CHUNK_SLOTS), rows.nbytes
     return tally(judged, begin, SLOT_NS, CHUNK_SLOTS).sums, rows.nbytes
 
 
@@ -224,7 +236,7 @@ def _fires(slo: Slo, edges: Floats, now: Times, alert: Alert) -> tuple[Flags, Fl
     counts: list[Floats] = []
     for window_ns in (alert.long_ns, alert.short_ns):
         begin = np.maximum(now - window_ns // SLOT_NS, 0)
-        valid, _, perhaps = edges[:, now] - edges[:, begin]
+        valid, _, perhaps, _ = edges[:, now] - edges[:, begin]
         low.append((valid - perhaps) / np.where(valid > 0, valid * slo.budget, np.inf))
         counts += [valid - perhaps, valid]
     on = (low[0] > alert.burn) & (low[1] > alert.burn) & are_enough(slo.budget, counts[0], counts[1])
@@ -235,7 +247,6 @@ def _burn_finding(name: str, scene: Scene, one: _Watched, alert: Alert, spell: S
     slo, known, t = one.slo, one.known, int(one.t[spell.place])
     long, short = burn(slo, known, t, alert.long_ns), burn(slo, known, t, alert.short_ns)
     source = (engine_source if one.channel != "request" else request_source)(scene, one.key)
-    what = f"{_NAMES[slo.metric]} over {format_duration(int(slo.limit_ns))}" if slo.limit_ns > 0 else "errors"
     return spell.finding(
         name,
         f"{slo.text} {source}",
@@ -246,13 +257,30 @@ def _burn_finding(name: str, scene: Scene, one: _Watched, alert: Alert, spell: S
             Evidence("burn_long", long.low, "x", alert.burn, source),
             Evidence("burn_short", short.low, "x", alert.burn, source),
             Evidence("bad", long.bad, "requests", source=source),
+            *([Evidence("failed", long.failed, "requests", source=source)] if long.failed else []),
             Evidence("valid", long.valid, "requests", source=source),
             Evidence("bad_pct", 100 * long.bad / long.valid, "%", 100 * slo.budget, source),
             *([Evidence("limit_s", slo.limit_ns / NS, "s")] if not math.isnan(slo.limit_ns) else []),
         ),
-        cause=f"likely {what} for more requests than the objective allows, since the first bad one shown",
-        next="`opusmon explain FILE --from A --to B` over this range: what moved first; latency pane: slowest requests",
+        cause=_cause(slo, long),
+        next="`opusmon explain FILE --from A --to B` over this range: what moved first; latency pane: "
+        + ("failed requests, and the server's log" if 2 * long.failed > long.bad else "slowest requests"),
     )
+
+
+def _cause(slo: Slo, seen: Burn) -> str:
+    """What made requests bad: their time, or an error, which is bad in every objective."""
+    end = "for more requests than the objective allows, since the first bad one shown"
+    if not slo.limit_ns > 0:
+        return f"likely errors {end}"
+    late = f"{_NAMES[slo.metric]} over {format_duration(int(slo.limit_ns))}"
+    if not seen.failed:
+        return f"likely {late} {end}"
+    if seen.failed >= seen.bad:
+        return f"errors, which are bad in this objective too, {end}; none was bad for its {_NAMES[slo.metric]} alone"
+    if 2 * seen.failed > seen.bad:
+        return f"errors, which are bad in this objective too, more than {late}, {end}"
+    return f"likely {late}, more than errors, {end}"
 
 
 def _burn_words(long: Burn, short: Burn) -> str:

@@ -246,8 +246,10 @@ def _waits(scene: Scene, *, busy: bool) -> Iterator[tuple[Spell, float]]:
 
 
 def _wait_evidence(scene: Scene, one: Spell, load_pct: float, limit: str) -> tuple[Evidence, ...]:
+    # Whoever reads 116 % must not have to guess.
+    counted = "waits that ended in the interval, all threads" if one.weight > 100 else ""
     return (
-        Evidence("wait_pct", one.weight, "%", scene.limits["wait_share_pct"]),
+        Evidence("wait_pct", one.weight, "%", scene.limits["wait_share_pct"], counted),
         Evidence("gpu_busy_pct", load_pct, "%", scene.limits[limit]),
         Evidence("wait_max_ns", number(one.row, "wait_max_ns"), "ns"),
         Evidence("waits", number(one.row, "waits")),

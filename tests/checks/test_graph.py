@@ -62,6 +62,7 @@ def fact(result, name):
         ("cond", "branch"),
         ("host_copy", "host_copy"),
         ("to_host", "host_copy"),
+        ("over_lines", "host_copy"),
         ("tolist", "host_copy"),
         ("printed", "host_copy"),
         ("host_tensor", "host_tensor"),

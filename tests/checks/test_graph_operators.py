@@ -86,10 +86,33 @@ def test_a_copy_into_a_tensor_that_the_line_puts_on_the_host_waits():
     assert found(checked("copied_out")) == [("host_copy", line_of("copied_out"))]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("array_index", "host_tensor"), ("numpy_random", "host_random")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("array_index", "pageable_copy"),
+        ("numpy_random", "host_random"),
+        ("rarer_draw", "host_random"),
+        ("numpy_generator", "host_random"),
+        ("own_generator", "host_random"),
+    ],
+)
 def test_arrays_as_indices_and_numbers_that_numpy_draws_are_of_the_host(name, kind):
     pytest.importorskip("numpy")
     assert found(checked(name, "graph_numpy.py")) == [(kind, line_of(name, "graph_numpy.py"))]
+
+
+def test_an_old_generator_of_numpy_is_one_too():
+    pytest.importorskip("numpy")
+    assert found(checked("old_generator", "graph_numpy.py")) == [
+        ("host_random", line_of("own_generator", "graph_numpy.py"))
+    ]
+
+
+def test_a_generator_that_each_call_makes_with_a_seed_gives_the_same_in_each():
+    pytest.importorskip("numpy")
+    result = checked("made_anew", "graph_numpy.py")
+    assert result.problems == []
+    assert next(fact.value for fact in result.facts if fact.name == "repeatable") is True
 
 
 def test_siblings_that_a_graph_takes_are_no_problem():

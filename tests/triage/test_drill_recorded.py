@@ -1,6 +1,8 @@
 """The drill on real GPUs: sessions of two H200s with one known cause each, made by workloads/drill.sh.
 
-Each begins quietly; then the cause is planted in the small server or beside it.
+Each begins quietly; then the cause is planted in the small server or beside it. `out_of_memory` is no plant: `transformers
+serve` on one H200 under 16 and 48 streams fills the memory and dies of it at 35 s, by its own log; every request after
+that is answered with 503 at once.
 """
 
 from pathlib import Path
@@ -13,7 +15,7 @@ from opusmon.recording import Recording
 from opusmon.triage.explain import explain
 from opusmon.triage.rank import rank
 from opusmon.triage.run import look_over
-from opusmon.triage.severity import NOTE
+from opusmon.triage.severity import CRIT, NOTE
 from opusmon.window import Window
 
 DATA = Path(__file__).parents[1] / "data" / "drill"
@@ -28,6 +30,7 @@ CAUSES = {
     "memory_grows": ("hbm_filling", "gpu 0"),
     "slow_network": ("slow_upstream", "proxy"),
     "long_inputs": ("long_inputs", "proxy"),
+    "out_of_memory": ("hbm_nearly_full", "gpu 0"),
 }
 """Name of the session to the rule that must give the top finding, and part of its subject."""
 
@@ -41,6 +44,7 @@ BEGAN_S = {
     "memory_grows": (4.7, 125),  # growth is told once it has gone on for two minutes
     "slow_network": (0, 15),  # planted at 14; rules over a minute date back by up to that
     "long_inputs": (0, 52),  # planted at 50; likewise
+    "out_of_memory": (0, 2),  # nearly full from the start
 }
 """When the finding may begin, seconds after the first row: from when the load's own clock says that the cause began."""
 
@@ -78,6 +82,20 @@ def test_the_cause_is_dated_when_it_was_planted(drilled, name, between_s):
     found, t0 = drilled[name]
     first = top(found)
     assert between_s[0] <= (first.t0 - t0) / NS <= between_s[1]
+
+
+def test_what_a_server_that_died_answers_is_an_error_and_not_slow(drilled):
+    found, t0 = drilled["out_of_memory"]
+    (refused,) = [one for one in found if one.subject.endswith("HTTP 503")]
+    assert (refused.rule, refused.severity) == ("request_errors", CRIT)
+    assert (refused.t0 - t0) / NS == pytest.approx(35, abs=2)
+    (burning,) = [one for one in found if one.rule == "slo_burn_fast"]
+    numbers = {one.name: one.value for one in burning.evidence}
+    # 22 more than those with an error had waited over 800 ms for their first token.
+    assert numbers["bad"] - numbers["failed"] == 22
+    assert burning.cause.startswith(
+        "errors, which are bad in this objective too, more than TTFT over 800 ms, "
+    )
 
 
 ORDER = {

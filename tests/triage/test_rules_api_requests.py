@@ -261,3 +261,31 @@ def test_errors_and_the_engine_burn_by_themselves():
     assert set(found) == {f"errors<1% {LLAMA}", f"itl_p98<50ms {LLAMA}"}
     assert numbers(found[f"errors<1% {LLAMA}"])["burn_long"] == pytest.approx(50)
     assert numbers(found[f"itl_p98<50ms {LLAMA}"])["burn_long"] == pytest.approx(25)
+
+
+@pytest.mark.parametrize(
+    ("slow", "failed", "cause", "look"),
+    [
+        (300, 0, "likely TTFT over 800 ms for more", "slowest requests"),
+        (0, 300, "errors, which are bad in this objective too, for more", "failed requests"),
+        (
+            100,
+            200,
+            "errors, which are bad in this objective too, more than TTFT over 800 ms, for",
+            "failed requests",
+        ),
+        (200, 100, "likely TTFT over 800 ms, more than errors, for more", "slowest requests"),
+    ],
+)
+def test_the_cause_of_a_burn_is_what_most_of_the_bad_requests_were(slow, failed, cause, look):
+    """A server that refuses everything within a millisecond breaks an objective about TTFT, and is not slow."""
+    view = burning(slos=("ttft_p99<800ms",), bad=(300, 300 + slow))
+    for second in range(300 + slow, 300 + slow + failed):
+        view.failed(T0 + second * NS + 2, status=503)
+    (found,) = find(view, "slo_burn_fast", 900)
+    seen = numbers(found)
+    assert seen["bad"] == 300
+    assert seen.get("failed", 0) == failed
+    assert found.cause.startswith(cause)
+    assert ("none was bad for its TTFT alone" in found.cause) == (not slow)
+    assert look in found.next

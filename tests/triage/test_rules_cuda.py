@@ -289,6 +289,19 @@ def test_waits_are_fine_while_the_gpu_works(wait_ms, busy_pct, found):
         assert f"waits {wait_ms // 10} % of the time" in finding.title
 
 
+@pytest.mark.parametrize(
+    ("wait_ms", "counted"), [(1000, ""), (1160, "waits that ended in the interval, all threads")]
+)
+def test_more_than_all_of_the_time_in_waits_is_explained(wait_ms, counted):
+    session = CudaSession()
+    for second in range(1, 21):
+        waiting(session, second, wait_ms)
+    session.gpu(range(21), 99)
+    (finding,) = session.find("gpu_bound")
+    (share,) = [one for one in finding.evidence if one.name == "wait_pct"]
+    assert (share.value, share.source) == (wait_ms / 10, counted)
+
+
 def test_a_long_wait_that_ends_in_one_sample_is_not_three_in_a_row():
     session = CudaSession()
     for second in range(1, 21):

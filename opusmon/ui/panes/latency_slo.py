@@ -13,7 +13,7 @@ import numpy as np
 
 from opusmon.channels import BY_NAME
 from opusmon.schema import Rows
-from opusmon.slo import Evaluation, Slo, Tally, bracket_s, channel_of, evaluate, judge, tally
+from opusmon.slo import Evaluation, Slo, Tally, bracket_s, channel_of, evaluate, judge, no_sums, tally
 from opusmon.slo_past import CHUNK_NS, CHUNK_SLOTS, LONGEST_NS, SETTLED_NS, SLOT_NS, Kept, Room
 from opusmon.ui.panes.base import Frame
 from opusmon.ui.panes.latency_numbers import Block
@@ -84,7 +84,7 @@ def _chunk(frame: Frame, slo: Slo, block: Block, number: int) -> tuple[Floats, i
     rows = _rows(frame, slo, block, begin, end)
     judged = judge(slo, rows, frame.view.strings.text)
     if judged is None:
-        return np.zeros((3, CHUNK_SLOTS)), rows.nbytes
+        return no_sums(CHUNK_SLOTS), rows.nbytes
     return tally(judged, begin, SLOT_NS, CHUNK_SLOTS).sums, rows.nbytes
 
 

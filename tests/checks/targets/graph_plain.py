@@ -76,6 +76,19 @@ def to_host():
     return fn, (_x(),)
 
 
+def over_lines():
+    def fn(x):
+        rows = (
+            x.to(torch.float64)
+            .to(  # HERE over_lines
+                device="cpu"
+            )
+        )  # fmt: skip
+        return x * len(rows)
+
+    return fn, (_x(),)
+
+
 def tolist():
     def fn(x):
         rows = x.tolist()  # HERE tolist
@@ -140,7 +153,7 @@ def same_device():
     elsewhere = torch.ones(16, device=DEVICE)
 
     def fn(x):
-        y = x.to(elsewhere.device) + elsewhere
+        y = x.to(elsewhere.device) + elsewhere if DEVICE != "cpu" or len(x) else x
         return y.to(DEVICE)
 
     return fn, (_x(),)
