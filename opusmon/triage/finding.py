@@ -51,13 +51,14 @@ class Finding:
         subject: what it is about ("gpu 0", "python 1234"): with the rule, what makes two findings the same one.
         severity: `NOTE`, `WARN` or `CRIT`.
         t0: the evidence begins, monotonic ns.
-        t1: it ends; what still holds ends at the end of what was looked at.
+        t1: it ends, or was last measured; that may be before the end of what was looked at (a sample every few
+            seconds, a minute that is still filling).
         title: one line, with the worst number.
         evidence: the most telling first.
         cause: the likely cause, in one sentence.
         next: what to look at or run next, in one sentence or command.
         pane: the pane that shows it best.
-        open: it still held at the end of what was looked at.
+        open: it was not seen to end: nothing measured after `t1` says that it is over.
         weight: how bad the worst of it is, on the rule's own scale: where two become one, the words and the evidence
             of the weightier stay. So a rule whose words are about the worst moment says the same however a recording
             is cut into pieces.
@@ -103,6 +104,11 @@ def _plain(value: float | str) -> float | str | None:
     return value
 
 
+def by_time(one: Finding) -> tuple[int, int, str, str]:
+    """Sorts findings by when they begin, of one instant the worse first."""
+    return one.t0, -one.severity, one.rule, one.subject
+
+
 def merge(findings: Iterable[Finding], join_ns: int) -> list[Finding]:
     """Findings of one rule and subject that overlap, or lie at most `join_ns` apart, become one.
 
@@ -117,7 +123,7 @@ def merge(findings: Iterable[Finding], join_ns: int) -> list[Finding]:
         else:
             row.append(finding)
     every = [finding for row in merged.values() for finding in row]
-    return sorted(every, key=lambda one: (one.t0, -one.severity, one.rule, one.subject))
+    return sorted(every, key=by_time)
 
 
 def _joined(first: Finding, second: Finding) -> Finding:

@@ -80,10 +80,10 @@ def as_markdown(findings: Sequence[Finding], anchors: Anchors, source: str) -> s
 
 
 def when(finding: Finding, anchors: Anchors) -> str:
-    """`14:03:21 - 14:05:02 (1m41s), still so`."""
+    """`14:03:21 - 14:05:02 (1m41s), not seen to end`."""
     length = format_duration(finding.t1 - finding.t0)
     begin, end = (format_wall(anchors, t) for t in (finding.t0, finding.t1))
-    still = ", still so at the end" if finding.open else ""
+    still = ", not seen to end" if finding.open else ""
     return f"{begin} - {end} ({length}){still}" if finding.t1 > finding.t0 else f"{begin}{still}"
 
 

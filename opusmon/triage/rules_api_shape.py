@@ -224,5 +224,5 @@ def _volatile(scene: Scene, found: Scatter, spell: Spell) -> Finding:
             Evidence("requests", float(found.n), "requests", source=source),
         ),
         cause="a few requests likely wait for something that the others never meet: a queue, a stall, a far longer input",
-        next="the scenario table names what coincides with the slow ones; latency pane: slowest requests",
+        next="`opusmon triage FILE --scenarios` names what coincides with the slow ones; latency pane: slowest requests",
     )

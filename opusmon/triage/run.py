@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 
 from opusmon.clock import NS
-from opusmon.triage.finding import Finding, merge
+from opusmon.triage.finding import Finding, by_time, merge
 from opusmon.triage.scene import RULES, Rule, Scene, View
 from opusmon.triage.trail import Trail
 
@@ -50,7 +50,7 @@ def look(
     scene = Scene(view, t0, t1, limits) if limits is not None else Scene(view, t0, t1)
     return sorted(
         (finding for one in wanted for finding in merge(run_rule(one, scene), one.join_ns)),
-        key=lambda one: (one.t0, -one.severity, one.rule, one.subject),
+        key=by_time,
     )
 
 
@@ -117,4 +117,4 @@ def gathered(
 def merged(found: Mapping[str, Iterable[Finding]]) -> list[Finding]:
     """Findings of all pieces as one list, in the order of time."""
     every = [finding for name, each in found.items() for finding in merge(each, rules()[name].join_ns)]
-    return sorted(every, key=lambda one: (one.t0, -one.severity, one.rule, one.subject))
+    return sorted(every, key=by_time)

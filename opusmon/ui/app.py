@@ -10,13 +10,14 @@ from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.filter import ANSIToTruecolor, DimFilter, LineFilter
 from textual.screen import Screen
 from textual.worker import Worker, WorkerError
 
 from opusmon.session import Session
 from opusmon.ui import themes
-from opusmon.ui.glyphs import Glyphs
+from opusmon.ui.glyphs import ASCII, Glyphs
 from opusmon.ui.outlet import PatientDriver
 from opusmon.ui.playhead import Playhead
 from opusmon.ui.screens.dashboard import FPS, SPAN_NS, Dashboard, playhead_of
@@ -68,6 +69,7 @@ class OpusmonApp(App[None]):
         self.theme_problems: list[str] = []
         self._own_themes: list[str] = []
         self._pump: Worker[None] | None = None
+        self.set_class(glyphs is ASCII, "-ascii")
 
     def get_default_screen(self) -> Screen[None]:
         """The dashboard."""
@@ -118,6 +120,11 @@ class OpusmonApp(App[None]):
         """Leave at once; the file is closed by whoever opened the session."""
         self.exit()
 
+    def action_command_palette(self) -> None:
+        """Show the palette."""
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(CommandPalette(placeholder="Search for commands", id="--command-palette"))
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """The palette: what the keys do, by name."""
         dashboard = self.screen_stack[0] if self.screen_stack else screen
@@ -152,6 +159,7 @@ def _commands(board: Dashboard) -> list[tuple[str, str, Callable[[], object]]]:
         ("show: findings", "f", board.action_findings),
         ("show: explain what moved first", "e", board.action_explain),
         ("show: event lane", "l", board.action_lane),
+        ("show: what is missing, and why", "w", board.action_missing),
         ("show: cost", "c", board.action_cost),
         ("show: help", "?", board.action_help),
     ]

@@ -20,6 +20,7 @@ from opusmon.ui.text import Line, clean, fill, fit, join, line_cells
 
 LATE_NS = 2 * NS
 """A newest sample older than this is said in red, as `below` does."""
+_TENTH_NS = NS // 10
 COST_LOOKBACK_NS = 12 * NS
 
 
@@ -35,7 +36,7 @@ class Facts:
         recording: "rec 3h12m 84 MB", "" when nothing is recorded.
         trouble: why recording has stopped or loses rows, "" when it does not.
         sample: begin and end of the sample shown, None when there is none.
-        late_ns: age of that sample while tracking, else 0.
+        late_ns: age of that sample, without one of the newest row of any kind, while tracking; else 0.
         findings: how many rules find something wrong at the instant shown, and the worst severity of it.
     """
 
@@ -63,8 +64,9 @@ def header(view: View, t: int, facts: Facts, width: int) -> Line:
     right: list[Line] = [state, moment]
     if facts.trouble:
         right.insert(0, ((f"!! {clean(facts.trouble)}", "bad"),))
-    if facts.late_ns > max(LATE_NS, 2 * _length(facts.sample)):
-        right.insert(0, ((f"!! LATE {facts.late_ns / 1e9:.1f} s", "bad"),))
+    if facts.late_ns > _late_from_ns(facts.sample):
+        late = format_duration(facts.late_ns // _TENTH_NS * _TENTH_NS)
+        right.insert(0, ((f"!! LATE {late}", "bad"),))
     if facts.findings[0]:
         right.append(_findings(*facts.findings))
     extra: list[Line] = [((facts.recording, "label"),)] if facts.recording else []
@@ -123,8 +125,9 @@ def _driver(view: View, devices: Rows) -> str:
     return f"driver {clean(view.strings.text(devices[0]['driver']))}" if len(devices) else ""
 
 
-def _length(sample: tuple[int, int] | None) -> int:
-    return sample[1] - sample[0] if sample is not None else 0
+def _late_from_ns(sample: tuple[int, int] | None) -> int:
+    """Age that is late: two intervals; without a GPU all that must come are the rows of what watching costs."""
+    return COST_LOOKBACK_NS if sample is None else max(LATE_NS, 2 * (sample[1] - sample[0]))
 
 
 def recording_words(state: RecorderState | None, now: int) -> str:

@@ -28,6 +28,7 @@ PANE_KEYS = (
 OTHER_KEYS = (
     ("f", "findings: what is wrong at the playhead, and all there were"),
     ("e", "explain: what moved first in this span, against before it"),
+    ("w", "what is missing at the playhead, and why: all of it"),
     ("c", "what watching costs"),
     (":", "command palette, themes too (also ctrl+p)"),
     ("?", "this help"),
@@ -42,7 +43,7 @@ MARKS = (
     ("lane", "a row per pane: its marks, how long they last, their number"),
 )
 WORDS = (
-    ("--", "missing: the foot of the pane says why; zero is a measured zero"),
+    ("--", "missing: w says why; zero is a measured zero"),
     ("HBM bw", "share of the memory bandwidth, by GPM counters (Hopper up)"),
     ("mem busy", "share of time in which memory was used; not a bandwidth"),
     ("occ", "warps resident of the most possible"),
@@ -70,6 +71,7 @@ def footer(width: int, *, paused: bool, follows: bool) -> Line:
         ("1-4", "pane"),
         ("m", "max"),
         ("p", "processes"),
+        ("w", "missing"),
         ("l", "lane"),
         ("/", "filter"),
         (":", "palette"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -293,8 +293,19 @@ def box(
 
 def wrapped(text: str, width: int, indent: str, style: str) -> list[Line]:
     """A paragraph on as many lines as it needs; commands are not hyphenated, so that they can be copied."""
-    room = max(width, len(indent) + 1)
-    lines = textwrap.wrap(
-        clean(text), room, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    return [((line, style),) for line in _wrap(clean(text), max(width, len(indent) + 1), indent)]
+
+
+@lru_cache(maxsize=4096)
+def _wrap(text: str, width: int, indent: str) -> tuple[str, ...]:
+    """A sheet of thousands of paragraphs is drawn every second, mostly the same ones."""
+    return tuple(
+        textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     )
-    return [((line, style),) for line in lines]
+
+
+def hanging(head: Line, text: str, style: str, width: int) -> Iterator[Line]:
+    """A paragraph after a head, on as many lines as it needs."""
+    left = line_cells(head)
+    for n, line in enumerate(wrapped(text, max(width - left, 20), "", style)):
+        yield (*(head if n == 0 else ((" " * left, ""),)), *line)

@@ -130,10 +130,10 @@ def test_durations_are_those_people_say(lasts_ns: int, words: str) -> None:
 
 
 def test_what_still_holds_is_said() -> None:
-    assert report.when(replace(FINDING, open=True), ANCHORS).endswith("(101 s), still so at the end")
+    assert report.when(replace(FINDING, open=True), ANCHORS).endswith("(101 s), not seen to end")
     instant = replace(FINDING, t1=FINDING.t0)
     assert report.when(instant, ANCHORS) == "22:13:22"
-    assert report.when(replace(instant, open=True), ANCHORS) == "22:13:22, still so at the end"
+    assert report.when(replace(instant, open=True), ANCHORS) == "22:13:22, not seen to end"
 
 
 @pytest.mark.parametrize(

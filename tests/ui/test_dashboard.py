@@ -1,6 +1,7 @@
 """The dashboard driven by keys and mouse over the bundled recording, with a clock in the test's hands."""
 
 import contextlib
+import re
 import shutil
 from pathlib import Path
 
@@ -287,6 +288,73 @@ async def test_help_cost_and_palette_open_and_close():
             assert it.app.screen is it.board
 
 
+async def test_a_maximized_latency_pane_has_a_request_beside_gpu_and_stalls():
+    """At 160x50, on two GPUs: how busy the first one was, and where threads stood still meanwhile."""
+    async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
+        it.head.seek(it.app.session.window.t0 + 80 * NS)
+        await it.press("1", "m")
+        words = [line.split()[1:3] for line in it.lines("#pane-latency") if len(line.split()) > 2]
+        places = [words.index(wanted) for wanted in (["last", "token"], ["GPU", "0"])]
+        (stalls,) = [n for n, each in enumerate(words) if each[0] == "stalls"]
+        assert places == sorted(places)
+        assert stalls == places[-1] + 1
+
+
+async def test_histories_without_room_are_counted_on_a_line_of_their_own():
+    """Not over the newest values of the last one."""
+    async with replay(size=(80, 24), path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
+        it.head.seek(it.app.session.window.t0 + 80 * NS)
+        await it.press("2", "m")
+        (line,) = [line for line in it.lines("#pane-gpu") if " more histories" in line]
+        assert re.fullmatch(r"║ \+\d+ more histories: a taller terminal shows them +║", line)
+
+
+async def test_the_order_of_the_requests_is_said_without_colour():
+    async with replay(path=DATA / "drill" / "memory_grows.opusmon", environ={"NO_COLOR": "1"}) as it:
+        it.head.seek(it.app.session.window.t0 + 60 * NS)
+        it.board.frame()
+        await it.press("1")
+        stars = []
+        for _ in range(3):
+            stars.append(re.findall(r"(\w+)\*", it.text("#pane-latency")))
+            await it.press("s")
+        assert stars == [["E2E"], ["TTFT"], ["TPOT"]]
+        assert it.text("#footer").strip() == "latency sorted by newest"
+
+
+@pytest.mark.parametrize("keys", [("s",), ("slash", "p", "y", "enter")])
+async def test_a_sort_or_filter_of_the_processes_shows_them(keys):
+    """In a terminal that has no room for them unasked, the keys would do nothing that can be seen."""
+    async with replay(size=(80, 24)) as it:
+        await it.press("2")
+        assert not it.board._pane().state.processes
+        await it.press(*keys)
+        assert it.board._pane().state.processes
+        await it.press("4", *keys)
+        assert not it.board._pane().state.processes
+
+
+async def test_the_wheel_turns_a_sheet_by_lines():
+    async with replay(size=(80, 24)) as it:
+        await it.press("question_mark")
+        left = [int(re.search(r"down: (\d+) more", it.lines("#sheet")[0]).group(1))]
+        for _ in range(2):
+            it.app.screen.on_mouse_scroll_down()
+            left.append(int(re.search(r"down: (\d+) more", it.lines("#sheet")[0]).group(1)))
+        assert left == [left[0], left[0] - 3, left[0] - 6]
+
+
+async def test_in_ascii_the_palette_is_ascii():
+    """A terminal in LANG=C shows Textual's frames, its scroll bar and the dots of its placeholder as rubbish."""
+    async with replay(size=(80, 24), glyphs=ASCII, environ={"NO_COLOR": "1"}) as it:
+        await it.press("colon")
+        await it.pilot.pause(0.5)
+        svg = it.app.export_screenshot()
+        assert "pane:&#160;filter" in svg
+        drawn = "".join(re.findall(r"<text[^>]*>([^<]*)", svg))
+        assert [char for char in drawn if not char.isascii()] == []
+
+
 async def test_every_key_that_the_help_names_is_bound():
     names = {"1-4": "1 2 3 4", "page": "pageup pagedown", "shift": "shift+tab"}
     async with replay() as it:
@@ -311,6 +379,7 @@ async def test_the_palette_offers_the_themes_that_opusmon_themes_lists():
     [
         ("show: findings", "f", "findings"),
         ("show: explain what moved first", "e", "what moved first"),
+        ("show: what is missing, and why", "w", "what is missing, and why"),
         ("show: cost", "c", "what watching costs"),
         ("show: help", "?", "help"),
     ],

@@ -280,6 +280,32 @@ async def test_a_file_that_grows_shows_a_finding_as_it_comes_and_as_it_goes(tmp_
         recorder.close()
 
 
+async def test_a_recorder_that_stopped_is_seen_by_who_follows_its_file(tmp_path: Path) -> None:
+    """Nothing comes any more, so nothing but the time makes the screen draw."""
+    path = tmp_path / "night.opusmon"
+    session, kind = night(), BY_NAME["gpu"]
+    clock = ManualClock(T0, 1_700_000_000 * NS)
+    recorder = Recorder(path, strings=session.strings, clock=clock, session={"host": "h"}, flush_ns=1)
+    try:
+        async with replay(path=path, follow=True) as it:
+            it.head.resume()
+            recorder.push(Batch(kind, kind.rows(session._records["gpu"][:20])))
+            async with asyncio.timeout(20):
+                while it.app.session.window.t1 < T0 + 20 * NS:
+                    it.app.session.window.refresh()
+                    await asyncio.sleep(0.01)
+            it.clock.wall_ns = 1_700_000_020 * NS  # where the last row is
+            it.clock.advance(NS)
+            it.board.frame()
+            assert "FOLLOW" in it.text("#header")
+            assert "LATE" not in it.text("#header")
+            it.clock.advance(90 * NS)
+            it.board.frame()
+            assert "!! LATE 91 s  FOLLOW" in it.text("#header")
+    finally:
+        recorder.close()
+
+
 # -- the lines, pure ---------------------------------------------------------------------------------------------
 
 
@@ -300,7 +326,7 @@ def test_covering_is_closed_at_both_ends_and_open_ones_have_none() -> None:
     ended, lasting = ONE, replace(ONE, open=True, severity=CRIT)
     assert [covering([ONE], T0 + t * NS) for t in (9, 10, 20, 21)] == [[], [ONE], [ONE], []]
     assert covering([ended, lasting], T0 + 900 * NS) == [lasting]
-    assert covering([ended, lasting], T0 + 15 * NS) == [lasting, ended]
+    assert covering([lasting, ended], T0 + 15 * NS) == [lasting, ended]
     assert covering([lasting], T0) == []
 
 
@@ -308,7 +334,7 @@ async def test_those_at_the_playhead_are_in_the_order_in_which_triage_tells_all(
     async with replay(path=DATA.parents[1] / "opusmon" / "demo" / "incident.opusmon") as it:
         await look(it, (it.app.session.window.t0 - T0) / NS + 110)
         findings, t = it.board.triage.findings, it.head.t
-        shown = covering(findings, t)
+        shown = covering(it.board.triage.ranked(), t)
         assert shown[0].rule == "hbm_nearly_full"  # what the failed requests ten seconds later came from
         assert len(shown) == 3
         assert shown == [one for one in rank(findings) if one in shown]

@@ -69,7 +69,7 @@ def test_the_foot_puts_what_broke_first_and_counts_the_rest():
     add_status(view, field="power_mw", state="no_permission", reason="no permission")
     add_status(view, state="error", reason="driver 580, library 570", remedy="reboot")
     add_status(view, field="temp_c", state="ok", reason="fine again")
-    assert render(view, 100, 17)[-1] == " ! driver 580, library 570 (reboot)  +2 more   L2: --deep"
+    assert render(view, 100, 17)[-1] == " ! driver 580, library 570 (reboot)  +2 more: w   L2: --deep"
     assert styles_of(view, "driver 580") == {"warn"}
 
 

@@ -79,6 +79,11 @@ def test_lateness_and_trouble_come_before_everything_optional(view):
     assert "LATE" not in plain(header(view, T, facts(late_ns=1_900_000_000), 80))
     slow = facts(late_ns=7 * NS, sample=(T - 5 * NS, T))  # a sample every 5 s is late after 10 s
     assert "LATE" not in plain(header(view, T, slow, 80))
+    said = [plain(header(view, T, facts(late_ns=s * NS, sample=None), 80)) for s in (11, 13)]
+    assert ["LATE" in text for text in said] == [
+        False,
+        True,
+    ]  # cost rows come every 5 s, whatever else does not
     assert "!! disk full" in plain(header(view, T, facts(trouble="disk full"), 120))
 
 

@@ -146,6 +146,8 @@ def test_missing_durations_are_last_and_read_as_missing():
         ("12345", ["wait", "off_cpu", "capture", "jit"]),
         ("12399", ["wait", "off_cpu", "capture", "jit"]),
         ("!!", ["capture"]),
+        ("~b2e00", ["wait", "capture"]),
+        ("legacy", []),
         ("zzz", []),
     ],
 )
@@ -460,7 +462,7 @@ def test_a_limit_is_not_an_alarm():
     assert title(view) == "4 stalls  eBPF  watching 1 process"
     assert draw(view)[-2] == " kind: no process maps libssl"
     add_status(view, scope="hidden", state="no_permission", reason="2 may not be looked into")
-    assert draw(view)[-2] == " ! hidden: 2 may not be looked into  +1 more"
+    assert draw(view)[-2] == " ! hidden: 2 may not be looked into  +1 more: w"
 
 
 def test_what_is_not_seen_is_said_at_the_foot():
@@ -469,7 +471,7 @@ def test_what_is_not_seen_is_said_at_the_foot():
     add_status(
         view, channel="stall", field="stack", state="error", reason="stacks are full", remedy="restart"
     )
-    assert draw(view)[-2] == " ! stack: stacks are full (restart)  +1 more"
+    assert draw(view)[-2] == " ! stack: stacks are full (restart)  +1 more: w"
 
 
 def test_summary_is_the_worst_of_the_span():

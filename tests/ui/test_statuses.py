@@ -97,14 +97,14 @@ def test_a_pane_without_data_waits_unless_its_collector_is_well() -> None:
 
 def test_the_line_says_the_reason_the_remedy_and_how_many_more() -> None:
     line = trouble_line("no probes", "sudo opusmon", 2, 80, is_wrong=True)
-    assert plain(line) == "! no probes (sudo opusmon)  +2 more"
-    assert [style for text, style in line if text.strip()] == ["warn", "key", "dim"]
+    assert plain(line) == "! no probes (sudo opusmon)  +2 more: w"
+    assert [style for text, style in line if text.strip()] == ["warn", "key", "dim", "key"]
     quiet = trouble_line("sampled", "", 0, 80, is_wrong=False)
     assert quiet == (("sampled", "dim"),)
 
 
 def test_the_line_is_cut_with_a_mark_and_keeps_how_many_more() -> None:
     cut = trouble_line("no probes", "sudo opusmon", 23, 24, is_wrong=True)
-    assert plain(cut) == "! no probes (~  +23 more"
+    assert plain(cut) == "! no probe~  +23 more: w"
     assert len(plain(cut)) == 24
     assert plain(trouble_line("no probes", "", 0, 8, is_wrong=True)) == "! no pr~"

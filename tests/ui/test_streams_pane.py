@@ -124,8 +124,15 @@ def test_filter_by_name_pid_and_handle():
     assert names(view, filter="COPY") == ["vllm/copy"]
     assert names(view, filter="777") == ["trainer"]
     assert names(view, filter=f"{HANDLE:x}") == ["trainer", "vllm/worker-0"]
+    shown = next(
+        word for word in picture(view).split() if word.startswith("~")
+    )  # as the list writes a handle
+    assert set(names(view, filter=shown)) <= {"trainer", "vllm/worker-0"}
+    assert names(view, filter=shown)
+    view.add("stream", END, **stream_fields(pid=778, process="default", thread="default", stream=0))
+    assert names(view, filter="legacy") == ["default"]
     lines = draw(view, filter="copy")
-    assert "filter: copy  1 of 5 streams" in lines[0]
+    assert "filter: copy  1 of 6 streams" in lines[0]
     assert ' no stream matches "zzz"' in draw(view, filter="zzz")
 
 
@@ -234,7 +241,7 @@ def test_the_foot_says_the_worst_reason_and_how_many_more():
     add_status(
         view, channel="stream", scope="/opt/libcuda.so.1", state="error", reason="has no cuLaunchKernel"
     )
-    assert draw(view)[-1] == " ! /opt/libcuda.so.1: has no cuLaunchKernel  +1 more"
+    assert draw(view)[-1] == " ! /opt/libcuda.so.1: has no cuLaunchKernel  +1 more: w"
 
 
 def test_a_stream_without_a_row_while_others_have_one_has_no_rates():

@@ -289,11 +289,11 @@ def _with_processes(frame: Frame, known: Snapshot, height: int) -> list[Line]:
 
 def _foot(frame: Frame, known: Snapshot) -> Line:
     """The reason that matters most, how many more there are, and what NVML cannot say at all."""
-    distinct = list({reason.text: reason for reason in known.reasons if reason.text}.values())
+    reasons = [reason for reason in known.reasons if reason.text]
     parts: list[Line] = []
     width = frame.size.width - 1
-    if distinct:
-        parts.append(_reason(distinct[0], len(distinct) - 1, width))
+    if reasons:
+        parts.append(_reason(reasons[0], len(reasons) - 1, width))
     if len(known.gpus) > 1 and any(bandwidth_field(gpu) == "mem_busy_pct" for gpu in known.gpus):
         parts.append(((BUSY_NOTE, "dim"),))
     if not any(gpu.deep for gpu in known.gpus):

@@ -175,12 +175,16 @@ def _panels(frame: Frame, gpu: Gpu, height: int, interval_ns: int) -> list[Line]
     if rows <= 0:
         return []
     shown = measured[: rows * across]
-    lines = min(height // rows, MAX_PANEL_LINES)
+    hidden = len(measured) - len(shown)
+    lines = min((height - bool(hidden)) // rows, MAX_PANEL_LINES)
+    if hidden and lines < MIN_PANEL_LINES:  # no line to spare: the last one is shared
+        lines = MIN_PANEL_LINES
     panels = [_panel(frame, gpu, panel, found[panel.field], cells, lines) for panel in shown]
     grid = [panels[first : first + across] for first in range(0, len(panels), across)]
     out = list(chain.from_iterable(_beside(row, cells) for row in grid))
-    hidden = len(measured) - len(shown)
-    if hidden and out:
+    if hidden and len(out) < height:
+        out.append(((f" +{hidden} more histories: a taller terminal shows them", "dim"),))
+    elif hidden:
         out[-1] = fit((*fit(out[-1], width - 9), (f" +{hidden} more", "dim")), width)
     return out
 

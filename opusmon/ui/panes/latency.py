@@ -50,6 +50,8 @@ BESIDE_CELLS = GROUP_CELLS + 82
 TALL_LINES = 30
 """From this height on a maximized pane has room for everything."""
 LIST_LINES, REQUEST_LINES, GROUP_LINES = 3, 9, 12
+BESIDE_LINES = 12
+"""A request's clocks, what a GPU and the stalls did meanwhile, and its main numbers."""
 MAX_HEAT_LINES = 16
 MAX_REASONS = 6
 GOOD_MAP_LINES = 5
@@ -324,7 +326,7 @@ def _request_height(frame: Frame, known: Snapshot, height: int, room: int) -> in
         return max(room - LIST_LINES, min(room, REQUEST_LINES))
     if height < TALL_LINES:
         return max(min(room - LIST_LINES, REQUEST_LINES + 6), 0)
-    return max(min(room * 2 // 5, 22), min(room, REQUEST_LINES))
+    return max(min(room * 2 // 5, 22), min(room // 2, BESIDE_LINES), min(room, REQUEST_LINES))
 
 
 def _request(frame: Frame, known: Snapshot, room: int) -> list[Line]:

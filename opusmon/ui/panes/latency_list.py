@@ -280,7 +280,8 @@ def _head(frame: Frame, plan: Plan) -> Line:
     sort = frame.state.sort if frame.state.sort in SORTS else SORTS[0]
     row: list[tuple[Line, int, Align]] = []
     for column, width in plan:
-        title: Line = ((column.title, "accent" if column.sort == sort else "label"),)
+        is_order = column.sort == sort
+        title: Line = ((column.title + "*" * is_order, "accent" if is_order else "label"),)
         row.append((title if column.title else _legend(width, frame.glyphs), width, column.align))
     return ((" ", ""), *columns(row))
 

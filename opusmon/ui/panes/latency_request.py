@@ -50,16 +50,25 @@ def request_lines(frame: Frame, entry: Entry, height: int) -> list[Line]:
     axis = max(width - LABEL_CELLS - VALUE_CELLS - 1, 0)
     clocks = _clocks(frame, entry, axis)
     numbers = [line for line in _numbers(frame, entry, width - 1) if line]
-    beside = [*_gpu_lines(frame, t0, t1, axis), *_stall_lines(frame, t0, t1, axis)]
+    gpus, stalls = _gpu_lines(frame, t0, t1, axis), _stall_lines(frame, t0, t1, axis)
+    beside = [*gpus, *stalls]
     head = [_head(frame, entry), _axis(frame, t0, t1, axis)]
-    # In a low pane the clocks matter most, then one line of numbers, then the GPU.
+    # In a low pane the clocks matter most, then one line of numbers, then GPU and stalls.
     room = height - len(head)
     if room < len(clocks) + len(numbers) + len(beside):
         keep = max(room - len(clocks) - len(numbers), min(len(beside), 2) if room >= len(clocks) + 3 else 0)
-        beside = beside[:keep]
+        beside = _foremost(gpus, stalls, keep)
         numbers = numbers[: max(room - len(clocks) - len(beside), 0)]
     lines = [*head, *clocks, *beside, *(((" ", ""), *line) for line in numbers)]
     return lines[:height]
+
+
+def _foremost(gpus: Sequence[Line], stalls: Sequence[Line], most: int) -> list[Line]:
+    """At most so many lines, in their order: how busy the first GPU was, whether threads stood still, then the rest."""
+    lines = [*gpus, *stalls]
+    of_gpus, of_stalls = range(len(gpus)), range(len(gpus), len(lines))
+    ranked = [*of_gpus[:1], *of_stalls[:1], *of_gpus[1:2], *of_stalls[1:], *of_gpus[2:]]
+    return [lines[place] for place in sorted(ranked[:most])]
 
 
 def _head(frame: Frame, entry: Entry) -> Line:

@@ -34,7 +34,7 @@ from opusmon.ui.panes.memo import FrameMemo
 from opusmon.ui.panes.stalls_words import KINDS, MARKS, OTHER, PAGE_FAULTS
 from opusmon.ui.panes.statuses import Status, read_statuses, whole
 from opusmon.ui.panes.streams_state import STALE_INTERVALS
-from opusmon.ui.text import clean
+from opusmon.ui.text import CUT_OFF, clean
 
 COLLECTOR = "stalls"
 CHANNEL = STALL.name
@@ -96,10 +96,15 @@ class Stall:
     @property
     def stream_words(self) -> str:
         """`stream 0x7`, "" where no single stream is concerned."""
-        if self.stream == WHOLE_CONTEXT:
-            return ""
-        named = {0: "legacy stream", 1: "legacy stream", 2: "per-thread stream"}
-        return named.get(self.stream) or f"stream {self.stream:#x}"
+        return stream_words(self.stream)
+
+
+def stream_words(stream: int) -> str:
+    """A handle in words, "" where no single stream is concerned."""
+    if stream == WHOLE_CONTEXT:
+        return ""
+    named = {0: "legacy stream", 1: "legacy stream", 2: "per-thread stream"}
+    return named.get(stream) or f"stream {stream:#x}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +283,9 @@ def _contains(rows: Rows, levels: Levels, places: Levels, word: str, strings: St
         ids = [number for number in distinct(rows[name]) if word in clean(strings.text(number)).lower()]
         if ids:
             found |= np.isin(rows[name], ids)
+    streams = np.unique(rows["stream"])
+    wanted = word.removeprefix(CUT_OFF)  # as the list shows a handle
+    found |= np.isin(rows["stream"], [one for one in streams if wanted in stream_words(int(one))])
     if word.isdecimal() and len(word) < 10:
         found |= (rows["pid"] == int(word)) | (rows["tid"] == int(word))
     return found

@@ -17,6 +17,8 @@ from opusmon.ui.text import Line, clean, line_cells, shorten
 
 STATUS_LOOKBACK_NS = KEYFRAME_NS + 5 * NS
 """What holds is said again every `KEYFRAME_NS`."""
+ALL_KEY = "w"
+"""Shows them all."""
 WRONG_RANK = 3
 """Up to this one something is broken or kept from us; the states after it are limits."""
 
@@ -70,7 +72,7 @@ class Status:
 
 
 def read_statuses(view: View, t: int, *collectors: str) -> tuple[Status, ...]:
-    """What these collectors say at `t`: each as a whole first, then by channel, field and scope.
+    """What these collectors say at `t`, all of them when none is named: each as a whole first, then by channel.
 
     Args:
         view: where to look.
@@ -81,7 +83,7 @@ def read_statuses(view: View, t: int, *collectors: str) -> tuple[Status, ...]:
     if not has(rows, *_FIELDS):
         return ()
     text = view.strings.text
-    own = [number for number in distinct(rows["collector"]) if text(number) in collectors]
+    own = [number for number in distinct(rows["collector"]) if not collectors or text(number) in collectors]
     said = [
         Status(*(clean(text(row[name])) for name in _FIELDS)) for row in rows[np.isin(rows["collector"], own)]
     ]
@@ -113,7 +115,7 @@ def waiting(name: str, number: int, shows: Sequence[str], said: Status | None) -
 
 
 def trouble_line(words: str, remedy: str, others: int, width: int, *, is_wrong: bool) -> Line:
-    """`! words (remedy)  +3 more`, for the foot of a pane; how many more there are is never cut off.
+    """`! words (remedy)  +3 more: w`, for the foot of a pane; how many more there are is never cut off.
 
     Args:
         words: the reason that matters most.
@@ -125,5 +127,5 @@ def trouble_line(words: str, remedy: str, others: int, width: int, *, is_wrong: 
     line: Line = ((f"! {words}" if is_wrong else words, "warn" if is_wrong else "dim"),)
     if remedy:
         line = (*line, (f" ({remedy})", "key" if is_wrong else "dim"))
-    tail: Line = (("  ", ""), (f"+{others} more", "dim")) if others else ()
+    tail: Line = (("  ", ""), (f"+{others} more: ", "dim"), (ALL_KEY, "key")) if others else ()
     return (*shorten(line, width - line_cells(tail)), *tail)

@@ -19,7 +19,7 @@ from opusmon.schema import Rows
 from opusmon.ui.panes.base import Frame, View, has
 from opusmon.ui.panes.memo import FrameMemo
 from opusmon.ui.panes.statuses import Status, read_statuses, whole
-from opusmon.ui.text import clean
+from opusmon.ui.text import CUT_OFF, clean
 
 COLLECTOR = "streams"
 CHANNEL = "stream"
@@ -290,11 +290,17 @@ _KEYS: dict[str, Callable[[Stream], float | str]] = {
 }
 
 
+def _searched(item: Stream) -> str:
+    """Process, names and handle of a stream, as it is listed and in full."""
+    names = " ".join(_NAMED.get(item.stream, ()))
+    return f"{item.pid} {item.name} {item.stream:#x} {names}".lower()
+
+
 def _chosen(found: Sequence[Stream], wanted: str, sort: str) -> list[Stream]:
     """Those that pass the filter, sorted; equals stay in the order of process and handle."""
-    words = wanted.lower()
+    words = wanted.lower().removeprefix(CUT_OFF)  # as the list shows a handle
     if words:
-        found = [item for item in found if words in f"{item.pid} {item.name} {item.stream:#x}".lower()]
+        found = [item for item in found if words in _searched(item)]
     key = _KEYS.get(sort, _KEYS[SORTS[0]])
     return sorted(found, key=lambda stream: (key(stream), stream.pid, stream.stream))
 

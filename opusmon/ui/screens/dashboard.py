@@ -26,6 +26,7 @@ from opusmon.ui.marks import Places
 from opusmon.ui.panes import PANES
 from opusmon.ui.playhead import Mode, Playhead
 from opusmon.ui.screens.cost import cost_lines
+from opusmon.ui.screens.missing import missing_lines
 from opusmon.ui.screens.sheet import Sheet
 from opusmon.ui.screens.timescreen import TimeScreen
 from opusmon.ui.text import Line, clean, fit, shorten
@@ -36,6 +37,8 @@ from opusmon.ui.widgets.panels import PaneWidget, TimeBarWidget
 NARROW_COLUMNS, NARROW_LINES = 100, 30
 """Under this size one pane shows at a time, the others as one line each."""
 SPAN_NS = 300 * NS
+GPU = 2
+"""Number of the pane whose list, of processes, need not be shown."""
 FPS = 4.0
 MESSAGE_S = 5.0
 SAMPLE_CHANNEL = "gpu"
@@ -86,6 +89,7 @@ class Dashboard(TimeScreen):
         Binding("s", "sort", "sort"),
         Binding("p", "processes", "processes"),
         Binding("c", "cost", "cost"),
+        Binding("w", "missing", "what is missing, and why"),
         Binding("f", "findings", "findings"),
         Binding("e", "explain", "what moved first"),
         Binding("l", "lane", "event lane"),
@@ -111,11 +115,11 @@ class Dashboard(TimeScreen):
         self._glyphs = glyphs
         self._fps = fps
         self.span_ns = span_ns
-        self._current = 2
+        self._current = GPU
         self._maximized = False
         self._lane_wanted: bool | None = None
         self._drawn: tuple[object, ...] = ()
-        self._drawn_t = 0
+        self._drawn_ns = 0
         self._message: Line = ()
         self._hush: Timer | None = None
         self._panes = [PaneWidget(pane, glyphs) for pane in PANES]
@@ -146,11 +150,13 @@ class Dashboard(TimeScreen):
     def frame(self) -> None:
         """Draw what changed since the last frame."""
         window, t = self.session.window, self.playhead.t
+        # Not the playhead: that of a file that is followed stands still when its recorder does.
+        now_ns = self.session.clock.now()
         tracking = self.playhead.mode is Mode.TRACK
         panes = tuple((pane.state, pane.size, pane.has_focus) for pane in self._panes)
         moment = 0 if tracking else t
         key = (
-            self._news(tracking, t),
+            self._news(tracking, now_ns),
             moment,
             self.playhead.mode,
             self.playhead.speed,
@@ -158,9 +164,10 @@ class Dashboard(TimeScreen):
             panes,
             self.size,
         )
-        if not self.is_current or (key == self._drawn and not (tracking and t - self._drawn_t > QUIET_NS)):
+        quiet = tracking and now_ns - self._drawn_ns > QUIET_NS
+        if not self.is_current or (key == self._drawn and not quiet):
             return
-        self._drawn, self._drawn_t = key, t
+        self._drawn, self._drawn_ns = key, now_ns
         self._look()
         with self.app.batch_update():
             for pane in self._panes:
@@ -185,7 +192,7 @@ class Dashboard(TimeScreen):
     def _look_on(self) -> None:
         self._drawn = ()
 
-    def _news(self, tracking: bool, t: int) -> int:
+    def _news(self, tracking: bool, now_ns: int) -> int:
         """What has come in, as a number that grows; live at the pace of the samples.
 
         Eight collectors send at eight times of a second: a frame for each would cost four times as much and show a
@@ -195,7 +202,7 @@ class Dashboard(TimeScreen):
         if not tracking or not self._drawn or news == self._drawn[0]:
             return news
         pace_ns = min(self.session.interval_ns, NS) * 9 // 10
-        return news if t - self._drawn_t >= pace_ns else int(cast("int", self._drawn[0]))
+        return news if now_ns - self._drawn_ns >= pace_ns else int(cast("int", self._drawn[0]))
 
     def action_findings(self) -> None:
         """What the rules have found."""
@@ -209,7 +216,7 @@ class Dashboard(TimeScreen):
                 else f"looked at up to {format_wall(window.anchors, until)}"
             )
             return findings_sheet(
-                self.triage.findings, window.anchors, self.playhead.t, left, self.size.width - 5
+                self.triage.ranked(), window.anchors, self.playhead.t, left, self.size.width - 5
             )
 
         self.app.push_screen(Sheet("findings", lines, self._glyphs))
@@ -246,6 +253,7 @@ class Dashboard(TimeScreen):
         session = self.session
         tracking = self.playhead.mode is Mode.TRACK
         sample = self._sample(t)
+        newest_t = sample[1] if sample is not None else session.window.t1
         facts = Facts(
             host=session.meta.get("host", "?"),
             word=self._word(t),
@@ -254,7 +262,7 @@ class Dashboard(TimeScreen):
             recording=recording_words(session.recording, session.clock.now()),
             trouble=session.trouble,
             sample=sample,
-            late_ns=session.late_ns(sample[1]) if tracking and sample is not None else 0,
+            late_ns=session.late_ns(newest_t) if tracking and newest_t > 0 else 0,
             findings=self.triage.worst(t),
         )
         return header(session.window, t, facts, self.size.width)
@@ -380,21 +388,32 @@ class Dashboard(TimeScreen):
         """Ask for a word and show what contains it."""
         pane = self._pane()
         self.ask(
-            f"Filter {pane.pane.name} (part of a name; empty shows all)",
-            lambda text: self._change(filter=text),
+            f"Filter {self._list_name()} (part of a name; empty shows all)",
+            lambda text: self._change(filter=text, processes=pane.state.processes or self._listed(text)),
             pane.state.filter,
         )
+
+    def _list_name(self) -> str:
+        """What sort and filter are about."""
+        return "GPU processes" if self._current == GPU else self._pane().pane.name
+
+    def _listed(self, wanted: str) -> bool:
+        """Whether the processes must be shown so that what was asked of their list is seen."""
+        return self._current == GPU and bool(wanted)
 
     def action_sort(self) -> None:
         """The next sort order of the current pane."""
         pane = self._pane()
         sorts = pane.pane.sorts
         place = sorts.index(pane.state.sort) if pane.state.sort in sorts else 0
-        self._change(sort=sorts[(place + 1) % len(sorts)])
+        chosen = sorts[(place + 1) % len(sorts)]
+        self._change(sort=chosen, processes=pane.state.processes or self._listed(chosen))
+        # The column that says so need not be there.
+        self.say(f"{self._list_name()} sorted by {chosen}")
 
     def action_processes(self) -> None:
         """Show or hide the processes."""
-        self.action_pane(2)
+        self.action_pane(GPU)
         self._change(processes=not self._pane().state.processes)
 
     def _change(self, **changes: object) -> str:
@@ -419,6 +438,15 @@ class Dashboard(TimeScreen):
                 self._glyphs,
             )
         )
+
+    def action_missing(self) -> None:
+        """Show every reason for what is missing at the playhead."""
+        window = self.session.window
+
+        def lines() -> list[Line]:
+            return missing_lines(window, window.anchors, self.playhead.t, min(self.size.width - 5, 110))
+
+        self.app.push_screen(Sheet("what is missing, and why", lines, self._glyphs))
 
     def action_bookmark(self) -> None:
         """Mark the instant shown."""

@@ -14,6 +14,9 @@ from opusmon.ui.glyphs import Glyphs
 from opusmon.ui.text import Line, box, line_cells
 from opusmon.ui.widgets.lines import LinesWidget
 
+WHEEL_LINES = 3
+"""As in most terminals."""
+
 
 class Sheet(ModalScreen[None]):
     """Lines in a frame; scrolls, and any of escape, enter, ? closes it.
@@ -26,7 +29,7 @@ class Sheet(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("q", "app.quit", "quit"),
-        ("escape,enter,question_mark,c,f,e", "dismiss", "close"),
+        ("escape,enter,question_mark,c,f,e,w", "dismiss", "close"),
         ("down,pagedown", "scroll(1)", "down"),
         ("up,pageup", "scroll(-1)", "up"),
     ]
@@ -52,17 +55,19 @@ class Sheet(ModalScreen[None]):
         self.call_after_refresh(self.draw)
 
     def on_mouse_scroll_down(self) -> None:
-        """The wheel scrolls."""
-        self.action_scroll(1)
+        """The wheel scrolls by lines: a turn of it is many events."""
+        self._scroll(WHEEL_LINES)
 
     def on_mouse_scroll_up(self) -> None:
         """The wheel scrolls."""
-        self.action_scroll(-1)
+        self._scroll(-WHEEL_LINES)
 
     def action_scroll(self, direction: int) -> None:
         """Scroll by half a sheet."""
-        step = max(1, self.size.height // 2 - 2)
-        self._top = max(0, self._top + direction * step)
+        self._scroll(direction * max(1, self.size.height // 2 - 2))
+
+    def _scroll(self, lines: int) -> None:
+        self._top = max(0, self._top + lines)
         self.draw()
 
     def draw(self) -> None:
