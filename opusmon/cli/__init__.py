@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -10,7 +11,9 @@ from collections.abc import Sequence
 from opusmon import config
 from opusmon.cli import arguments
 from opusmon.cli.words import ERROR, OK, CliError
-from opusmon.text import printable
+from opusmon.text import printable, reason_of
+
+_UNWRITTEN = frozenset({errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,10 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug or not _expected(error):
             raise
-        print(f"opusmon: {printable(str(error))}", file=sys.stderr)
+        print(f"opusmon: {printable(_line(error))}", file=sys.stderr)
         _drop_unwritten()
         return ERROR
     return status
+
+
+def _line(error: Exception) -> str:
+    """What is said of an error: its text where that is meant for the user, else what the system refused."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {reason_of(error)}"
+    # Files are opened by name, and what a full one refuses is said by who writes it: what is left is print.
+    return f"cannot write to stdout: {reason_of(error)}" if error.errno in _UNWRITTEN else reason_of(error)
 
 
 def _stand_in() -> None:

@@ -15,6 +15,7 @@ from opusmon.cli.words import (
     need_rows,
     need_terminal,
     open_recording,
+    progress,
     range_of,
     say_damage,
     write_private,
@@ -101,9 +102,10 @@ def info(args: argparse.Namespace) -> int:
     from opusmon.export.summary import render, summary
 
     with open_recording(args.file) as recording:
+        damaged = recording.verify(progress)
         facts = summary(recording)
     print(json.dumps(facts, indent=2) if args.json else render(facts))
-    return OK
+    return ERROR if damaged else OK
 
 
 def dump(args: argparse.Namespace) -> int:
@@ -123,12 +125,5 @@ def rescue(args: argparse.Namespace) -> int:
     """`opusmon salvage`."""
     from opusmon.recording import salvage
 
-    def progress(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{100 * done // max(total, 1):3d} %", end="", file=sys.stderr, flush=True)
-
-    report = salvage(args.file, args.output, progress)
-    if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr)
-    print(report)
+    print(salvage(args.file, args.output, progress))
     return OK
