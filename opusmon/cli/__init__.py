@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from opusmon import config
 from opusmon.cli import arguments
 from opusmon.cli.words import ERROR, OK, CliError
+from opusmon.paths import is_there
 from opusmon.text import printable, reason_of
 
 _UNWRITTEN = frozenset({errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
@@ -20,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run opusmon; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser, verbs = arguments.parser()
+    first = words[0] if words else ""
     if not words or (words[0] not in verbs and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "live")
     # Text ids, paths and threads never need many threads of linear algebra: one keeps memory and start small.
@@ -33,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0] in ("live", "record"):
             verbs[words[0]].set_defaults(**config.defaults(screen=words[0] == "live"))
         try:
-            args = parser.parse_args(_join_times(words))
+            args = _parse(parser, verbs, words, first)
             status = args.run(args)
         except SystemExit:  # the help was asked for, or a word cannot be used
             sys.stdout.flush()
@@ -50,6 +54,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_unwritten()
         return ERROR
     return status
+
+
+def _parse(
+    parser: argparse.ArgumentParser,
+    verbs: Mapping[str, argparse.ArgumentParser],
+    words: Sequence[str],
+    first: str,
+) -> argparse.Namespace:
+    """What the words say; ends the program with status 2 where they say nothing, with the usage of their verb.
+
+    Args:
+        parser: of all verbs.
+        verbs: the parser of each.
+        words: a verb and its words.
+        first: the first word as it was typed; `live` stands before one that is no verb.
+    """
+    args, unknown = parser.parse_known_args(_join_times(list(words)))
+    if unknown and unknown[0] == first and not first.startswith("-"):
+        parser.error(_no_verb(first))
+    if unknown:
+        verbs[words[0]].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def _no_verb(word: str) -> str:
+    """What is said of a first word that is no verb; many programs take a file there."""
+    if is_there(Path(word)):
+        return f"there is no verb {word!r}; to look at a recording: opusmon replay {word}"
+    return f"there is no verb {word!r}; opusmon --help lists them"
 
 
 def _line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from opusmon.cli.words import (
     OK,
     CliError,
     columns_lines,
+    duration_ns,
     need_rows,
     need_terminal,
     open_recording,
@@ -62,11 +63,19 @@ def _playhead(session: Session, args: argparse.Namespace) -> Playhead:
     return playhead
 
 
+def check_screen(args: argparse.Namespace) -> tuple[int, tuple[int, int]]:
+    """Time range of the histories in ns, and the size of a picture.
+
+    Raises:
+        CliError, TimeError: one of them cannot be used.
+    """
+    return duration_ns("--span", args.span), columns_lines(args.size)
+
+
 def show(session: Session, args: argparse.Namespace, playhead: Playhead | None = None) -> int:
     """Run the screen, or draw one frame of it."""
     import asyncio
 
-    from opusmon.times import parse_duration
     from opusmon.ui.app import OpusmonApp, screenshot
     from opusmon.ui.glyphs import pick, terminal_encoding
     from opusmon.ui.themes import DEFAULT
@@ -77,16 +86,19 @@ def show(session: Session, args: argparse.Namespace, playhead: Playhead | None =
         glyphs = "braille" if glyphs == "auto" else glyphs
         theme = theme or ("" if "NO_COLOR" in os.environ else DEFAULT)
     try:
+        span_ns, size = check_screen(args)
         app = OpusmonApp(
             session,
             glyphs=pick(glyphs, os.environ, terminal_encoding(os.environ)),
             theme=theme,
             environ=os.environ,
             playhead=playhead,
-            span_ns=parse_duration(args.span),
+            span_ns=span_ns,
         )
         if drawing:
-            svg = asyncio.run(screenshot(app, columns_lines(args.size), lambda: session.window.t1 > 0, 5.0))
+            svg = asyncio.run(screenshot(app, size, lambda: session.window.t1 > 0, 5.0))
+            for problem in app.theme_problems:
+                print(f"opusmon: {problem}", file=sys.stderr)
             write_private(args.screenshot, svg)
         else:
             app.run()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opusmon.cli.watch import check_proxy, headless
+from opusmon.cli.watch import check_proxy, duration_s_of, headless, naming_a_way
 from opusmon.cli.words import ERROR, OK, CliError, size_b_of
 
 if TYPE_CHECKING:
@@ -25,23 +25,26 @@ def proxy(args: argparse.Namespace) -> int:
     from opusmon.times import parse_duration
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
+    duration_s = duration_s_of(args)
     options = {"upstream": args.upstream, "listen": args.listen, "allow": args.allow}
     wanted = plan(["proxy"], {"proxy": options})
-    session = LiveSession(
-        wanted,
-        SystemClock(),
-        path=args.output or default_path(),
-        keep_window=False,
-        retain_ns=parse_duration(args.retain),
-        retain_b=size_b_of(args.retain_size),
-        process="record",
-    )
+    retain_ns, retain_b = parse_duration(args.retain), size_b_of(args.retain_size)
+    with naming_a_way(args.output):
+        session = LiveSession(
+            wanted,
+            SystemClock(),
+            path=args.output or default_path(),
+            keep_window=False,
+            retain_ns=retain_ns,
+            retain_b=retain_b,
+            process="record",
+        )
     where = args.listen if args.listen.startswith("unix:") else f"http://{args.listen}"
     print(
         f"opusmon: once it listens, clients use {where}; for anthropic: export ANTHROPIC_BASE_URL={where}",
         file=sys.stderr,
     )
-    return headless(session, args.duration)
+    return headless(session, duration_s)
 
 
 def probe(args: argparse.Namespace) -> int:

@@ -143,6 +143,33 @@ def speed(text: str) -> float:
     return value
 
 
+def pid(text: str) -> int:
+    """A process number, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("a process has a number from 1 on")
+    return value
+
+
+def duration_ns(option: str, text: str) -> int:
+    """Nanoseconds of a duration that must not be nothing.
+
+    Args:
+        option: whose value it is.
+        text: the value.
+
+    Raises:
+        CliError: it is 0.
+        TimeError: it is no duration.
+    """
+    from opusmon.times import parse_duration
+
+    value = parse_duration(text)
+    if not value:
+        raise CliError(f"{option} {text}: it must be more than nothing")
+    return value
+
+
 def columns_lines(text: str) -> tuple[int, int]:
     """Columns and lines of `160x50`.
 

@@ -12,6 +12,10 @@ from opusmon.channels import STATUS
 from opusmon.clock import Clock
 from opusmon.schema import Batch, Channel, StringTable
 
+MIN_INTERVAL_NS = 250_000_000
+"""Shortest tick of every collector. GPM windows must stay over 200 ms, a late tick included, and CPU time comes in
+hundredths of a second: shorter windows say little."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
