@@ -69,6 +69,10 @@ def check_screen(args: argparse.Namespace) -> tuple[int, tuple[int, int]]:
     Raises:
         CliError, TimeError: one of them cannot be used.
     """
+    from opusmon.ui.glyphs import NAMES
+
+    if args.glyphs not in NAMES:  # argparse looks at the command line only, not at the config file
+        raise CliError(f"--glyphs {args.glyphs}: choose one of {', '.join(NAMES)}")
     return duration_ns("--span", args.span), columns_lines(args.size)
 
 

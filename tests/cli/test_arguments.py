@@ -77,6 +77,14 @@ def test_nothing_is_recorded_for_words_that_cannot_be_meant(capsys, home, words,
     assert list(home.rglob("*.opusmon*")) == []
 
 
+def test_characters_that_the_config_file_cannot_mean_are_one_line(capsys, home: Path) -> None:
+    config = home / "config" / "opusmon" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('glyphs = "emoji"\n')
+    assert problem(capsys, *SCREEN) == "--glyphs emoji: choose one of auto, braille, block, ascii"
+    assert list(home.rglob("*.opusmon*")) == []
+
+
 @pytest.mark.parametrize("number", ["0", "-1"])
 def test_a_process_has_a_positive_number(capsys, number: str) -> None:
     assert "a process has a number from 1 on" in usage(capsys, "record", f"--pid={number}")
