@@ -195,12 +195,21 @@ class _Connection(sqlite3.Connection):
             _remove_unlocked(self.made)
 
 
-def _remove_unlocked(shm: Path) -> None:
-    """Remove shared memory that no process uses: each that does holds a lock on it."""
+def clear_away(path: Path) -> None:
+    """Remove what a recorder had to leave beside its file, because somebody read it when it was closed: an empty log."""
+    wal = store.wal_path(path)
+    with suppress(OSError):
+        if not wal.stat().st_size and _remove_unlocked(store.beside(path, "-shm")):
+            wal.unlink()
+
+
+def _remove_unlocked(shm: Path) -> bool:
+    """Remove shared memory that no process uses: each that does holds a lock on it. Whether it is gone."""
     with suppress(OSError):
         inode = f":{shm.stat().st_ino} "
         if inode not in Path("/proc/locks").read_text(encoding="utf-8"):
             shm.unlink()
+    return not shm.exists()
 
 
 def _open(path: Path, warnings: list[str]) -> sqlite3.Connection:

@@ -53,6 +53,7 @@ class Recording:
         self._lock = threading.RLock()
         self._seen = -1
         self.refresh()
+        self._was_written = not self.finished
 
     @classmethod
     def open(cls, path: Path, *, through: bool = False) -> Self:
@@ -81,6 +82,8 @@ class Recording:
         # Nothing was written, so there is nothing a failure could cost.
         with self._lock, suppress(*access.FAILURES):
             self._connection.close()
+            if self._was_written and self.finished:
+                access.clear_away(self.path)
 
     def __enter__(self) -> Self:
         return self

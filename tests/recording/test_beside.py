@@ -18,6 +18,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def recorder(path: Path, seconds: int) -> tuple[sqlite3.Connection, Stage]:
     """A recorder at work that has written two rows a second."""
     connection, _ = store.create(path)
@@ -85,6 +89,29 @@ def test_a_finished_recording_has_nothing_beside_it(tmp_path: Path) -> None:
     with Recording.open(tmp_path / "a") as recording:
         assert len(recording.query("power", *EVER)) == 10
     assert files(tmp_path) == before
+
+
+def test_the_last_of_those_who_saw_it_closed_clears_up_after_the_recorder(tmp_path: Path) -> None:
+    """SQLite keeps a file in WAL mode, with an empty log beside it, while anybody else has it open.
+
+    The files are not opened here to look: closing them would drop this process's locks.
+    """
+    connection, stage = recorder(tmp_path / "live", 3)
+    first, last = Recording.open(tmp_path / "live"), Recording.open(tmp_path / "live")
+    stage.finish([("closed", "1")]).apply(connection)
+    store.finish(connection)
+    assert names(tmp_path) == {"live", "live-wal", "live-shm"}
+    for recording in (first, last):
+        assert recording.refresh()
+        assert recording.finished
+    first.close()
+    assert names(tmp_path) == {"live", "live-wal", "live-shm"}
+    assert len(last.query("power", *EVER)) == 6
+    last.close()
+    assert names(tmp_path) == {"live"}
+    with Recording.open(tmp_path / "live") as recording:
+        assert len(recording.query("power", *EVER)) == 6
+    assert names(tmp_path) == {"live"}
 
 
 @pytest.mark.parametrize("seconds", [0, 3])
