@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from opusmon.paths import config_dir
+from opusmon.paths import config_dir, is_there
+from opusmon.text import reason_of
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "only": str,
@@ -53,14 +54,14 @@ def defaults(file: Path | None = None, *, screen: bool = True) -> dict[str, Any]
         ConfigError: it cannot be read, or holds something unknown.
     """
     place = file or path()
-    if not place.exists():
+    if not is_there(place):
         return {}
     import tomllib  # 3 ms that most starts need not spend
 
     try:
         said = tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{place}: {reason_of(error)}") from error
     for key, value in said.items():
         _check(place, key, value)
     return {key.replace("-", "_"): value for key, value in said.items() if screen or key not in _SCREEN}

@@ -16,6 +16,11 @@ def _xdg(variable: str, default: str) -> Path:
     return (Path(value) if value.startswith("/") else Path.home() / default) / APP
 
 
+def is_there(path: Path) -> bool:
+    """Whether this user has such a file or folder; in a home that may not be looked into (`sudo -u`) there is none."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises there)
+
+
 def state_dir() -> Path:
     """Where recordings go by default."""
     return _xdg("XDG_STATE_HOME", ".local/state")

@@ -21,7 +21,7 @@ from opusmon.collectors import Options
 from opusmon.collectors.base import LEFT_OUT, UNASKED, Status, Unavailable
 from opusmon.collectors.cost import SelfCost
 from opusmon.guarded import GuardedStore
-from opusmon.paths import state_dir
+from opusmon.paths import is_there, state_dir
 from opusmon.recording import Mark, Recorder, RecorderState, Recording
 from opusmon.recording.store import clean_text
 from opusmon.schema import StringTable
@@ -116,7 +116,7 @@ def default_path(now: float | None = None) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
     names = (f"{stamp}-{host}{suffix}.opusmon" for suffix in ("", *(f"-{n}" for n in range(2, 100))))
-    return next(path for path in (state_dir() / name for name in names) if not path.exists())
+    return next(path for path in (state_dir() / name for name in names) if not is_there(path))
 
 
 def describe() -> dict[str, str]:

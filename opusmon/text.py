@@ -15,6 +15,13 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else REPLACEMENT for char in text)
 
 
+def reason_of(error: BaseException) -> str:
+    """What went wrong in a few words: what the operating system says of it, without its number and the path."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def counted(number: int, noun: str) -> str:
     """`1 finding`, `2 findings`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

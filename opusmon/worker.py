@@ -118,8 +118,7 @@ class WorkerSource:
         try:
             async for batch in self._read(child, decoder):
                 yield batch
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(drain), 0.5)
+            await asyncio.wait({drain}, timeout=0.5)
             raise SourceLost(Unavailable(f"the {self.name} worker ended{_last_words(errors)}"))
         except (asyncio.CancelledError, GeneratorExit):
             await self._last_rows(child, decoder)
@@ -144,7 +143,9 @@ class WorkerSource:
         silent_s = 0.0
         while True:
             try:
-                data = await asyncio.wait_for(child.stdout.read(65_536), self._silent_s)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes together with data.
+                async with asyncio.timeout(self._silent_s):
+                    data = await child.stdout.read(65_536)
             except TimeoutError:
                 silent_s += self._silent_s
                 if silent_s > self._give_up_s:
@@ -225,8 +226,9 @@ async def _let_go(child: asyncio.subprocess.Process) -> None:
 async def _has_ended(child: asyncio.subprocess.Process) -> bool:
     """Whether a child has ended, after a moment if need be."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(child.wait(), _END_S)
-        return True
+        async with asyncio.timeout(_END_S):
+            await child.wait()
+            return True
     return False
 
 

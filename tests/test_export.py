@@ -332,7 +332,7 @@ def test_summary_as_text() -> None:
         "marks     2 bookmark, 1 drop",
         "stepped   the wall clock by -2.000 s at 2026-11-29 14:03:24 +00:00",
         "dropped   12 stall rows lost: queue full",
-        "damaged   3 chunks could not be read: try `opusmon salvage`",
+        "damaged   3 chunks could not be read: `opusmon salvage` makes a copy of the rest",
         "warning   the last second is missing",
     ]
 

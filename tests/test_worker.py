@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from opusmon.clock import NS, ManualClock, SystemClock
 from opusmon.collectors.base import Unavailable
 from opusmon.schema import StringTable
 from opusmon.source import LiveSource
+from opusmon.wire import Decoder, Encoder
 from opusmon.worker import SourceLost, WorkerSource
 
 SENDER = """
@@ -192,6 +194,29 @@ async def test_last_rows_of_a_child_that_ends_in_order_are_kept(close, caplog):
     assert await after_first(source, close) == [[2], [3]]
     assert list(source.rest()) == []
     assert caplog.records == []  # asyncio was left to bury the child
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancellation_that_comes_together_with_data_is_not_lost(turns):
+    """Or the session would wait for this source for ever, and only SIGKILL would end `opusmon record`."""
+    strings, pipe = StringTable(), asyncio.StreamReader()
+    source = worker("", strings)
+    read = source._read(SimpleNamespace(stdout=pipe), Decoder(strings, ""))
+
+    async def run():
+        async for _ in read:
+            pass
+
+    task = asyncio.create_task(run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    pipe.feed_data(Encoder(StringTable()).hello("child"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=5)
+    task.cancel()
+    assert done
 
 
 async def test_a_child_that_has_no_last_rows_is_not_waited_for():

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from opusmon import config
 from opusmon.cli import arguments
 from opusmon.cli.words import ERROR, OK, CliError
-from opusmon.text import printable
+from opusmon.paths import is_there
+from opusmon.text import printable, reason_of
+
+_UNWRITTEN = frozenset({errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run opusmon; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser, verbs = arguments.parser()
+    first = words[0] if words else ""
     if not words or (words[0] not in verbs and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "live")
     # Text ids, paths and threads never need many threads of linear algebra: one keeps memory and start small.
@@ -33,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A value that cannot be used may be one that nobody has typed.
             whence = f" (options of {config.path()} are in force)" if defaults else ""
         try:
-            args = parser.parse_args(_join_times(words))
+            args = _parse(parser, verbs, words, first)
             status = args.run(args)
         except SystemExit:  # the help was asked for, or a word cannot be used
             sys.stdout.flush()
@@ -46,10 +53,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug or not _expected(error):
             raise
-        print(f"opusmon: {printable(str(error))}{whence}", file=sys.stderr)
+        print(f"opusmon: {printable(_line(error))}{whence}", file=sys.stderr)
         _drop_unwritten()
         return ERROR
     return status
+
+
+def _parse(
+    parser: argparse.ArgumentParser,
+    verbs: Mapping[str, argparse.ArgumentParser],
+    words: Sequence[str],
+    first: str,
+) -> argparse.Namespace:
+    """What the words say; ends the program with status 2 where they say nothing, with the usage of their verb.
+
+    Args:
+        parser: of all verbs.
+        verbs: the parser of each.
+        words: a verb and its words.
+        first: the first word as it was typed; `live` stands before one that is no verb.
+    """
+    args, unknown = parser.parse_known_args(_join_times(list(words)))
+    if unknown and unknown[0] == first and not first.startswith("-"):
+        parser.error(_no_verb(first))
+    if unknown:
+        verbs[words[0]].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def _no_verb(word: str) -> str:
+    """What is said of a first word that is no verb; many programs take a file there."""
+    if is_there(Path(word)):
+        return f"there is no verb {word!r}; to look at a recording: opusmon replay {word}"
+    return f"there is no verb {word!r}; opusmon --help lists them"
+
+
+def _line(error: Exception) -> str:
+    """What is said of an error: its text where that is meant for the user, else what the system refused."""
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {reason_of(error)}"
+    # Files are opened by name, and what a full one refuses is said by who writes it: what is left is print.
+    return f"cannot write to stdout: {reason_of(error)}" if error.errno in _UNWRITTEN else reason_of(error)
 
 
 def _stand_in() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opusmon import __version__
 from opusmon.cli import check, files, host, requests, triage, watch
-from opusmon.cli.words import speed
+from opusmon.cli.words import pid, speed
 
 EPILOG = """\
 examples:
@@ -101,7 +101,7 @@ def _watching(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _pids(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pid",
-        type=int,
+        type=pid,
         action="append",
         default=[],
         metavar="N",
@@ -119,7 +119,7 @@ def _collecting(parser: argparse.ArgumentParser) -> None:
         " other options set up: proxy, canary, otlp, l2",
     )
     parser.add_argument(
-        "--interval", default="1s", metavar="TIME", help="sampling interval, 200ms to 5s (default 1s)"
+        "--interval", default="1s", metavar="TIME", help="sampling interval, 250ms to 5s (default 1s)"
     )
     _keeping(parser)
     _probing(parser)
@@ -293,7 +293,7 @@ def _files(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--speed", type=speed, default=1.0, metavar="N", help="session seconds per second (default 1)"
     )
     _screen(demo)
-    info = _verb(verbs, "info", files.info, "what a recording holds")
+    info = _verb(verbs, "info", files.info, "what a recording holds, and whether all of it can be read")
     info.add_argument("file", type=Path, metavar="FILE")
     info.add_argument("--json", action="store_true", help="for programs")
     dump = _verb(verbs, "dump", files.dump, "rows of one channel as text, on stdout")

@@ -12,9 +12,11 @@ from opusmon.cli.words import (
     OK,
     CliError,
     columns_lines,
+    duration_ns,
     need_rows,
     need_terminal,
     open_recording,
+    progress,
     range_of,
     say_damage,
     write_private,
@@ -61,11 +63,23 @@ def _playhead(session: Session, args: argparse.Namespace) -> Playhead:
     return playhead
 
 
+def check_screen(args: argparse.Namespace) -> tuple[int, tuple[int, int]]:
+    """Time range of the histories in ns, and the size of a picture.
+
+    Raises:
+        CliError, TimeError: one of them cannot be used.
+    """
+    from opusmon.ui.glyphs import NAMES
+
+    if args.glyphs not in NAMES:  # argparse looks at the command line only, not at the config file
+        raise CliError(f"--glyphs {args.glyphs}: choose one of {', '.join(NAMES)}")
+    return duration_ns("--span", args.span), columns_lines(args.size)
+
+
 def show(session: Session, args: argparse.Namespace, playhead: Playhead | None = None) -> int:
     """Run the screen, or draw one frame of it."""
     import asyncio
 
-    from opusmon.times import parse_duration
     from opusmon.ui.app import OpusmonApp, screenshot
     from opusmon.ui.glyphs import pick, terminal_encoding
     from opusmon.ui.themes import DEFAULT
@@ -76,16 +90,19 @@ def show(session: Session, args: argparse.Namespace, playhead: Playhead | None =
         glyphs = "braille" if glyphs == "auto" else glyphs
         theme = theme or ("" if "NO_COLOR" in os.environ else DEFAULT)
     try:
+        span_ns, size = check_screen(args)
         app = OpusmonApp(
             session,
             glyphs=pick(glyphs, os.environ, terminal_encoding(os.environ)),
             theme=theme,
             environ=os.environ,
             playhead=playhead,
-            span_ns=parse_duration(args.span),
+            span_ns=span_ns,
         )
         if drawing:
-            svg = asyncio.run(screenshot(app, columns_lines(args.size), lambda: session.window.t1 > 0, 5.0))
+            svg = asyncio.run(screenshot(app, size, lambda: session.window.t1 > 0, 5.0))
+            for problem in app.theme_problems:
+                print(f"opusmon: {problem}", file=sys.stderr)
             write_private(args.screenshot, svg)
         else:
             app.run()
@@ -101,9 +118,10 @@ def info(args: argparse.Namespace) -> int:
     from opusmon.export.summary import render, summary
 
     with open_recording(args.file) as recording:
+        damaged = recording.verify(progress)
         facts = summary(recording)
     print(json.dumps(facts, indent=2) if args.json else render(facts))
-    return OK
+    return ERROR if damaged else OK
 
 
 def dump(args: argparse.Namespace) -> int:
@@ -123,12 +141,5 @@ def rescue(args: argparse.Namespace) -> int:
     """`opusmon salvage`."""
     from opusmon.recording import salvage
 
-    def progress(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{100 * done // max(total, 1):3d} %", end="", file=sys.stderr, flush=True)
-
-    report = salvage(args.file, args.output, progress)
-    if sys.stderr.isatty():
-        print("\r", end="", file=sys.stderr)
-    print(report)
+    print(salvage(args.file, args.output, progress))
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from opusmon.cli.words import ERROR, OK, CliError
+from opusmon.cli.words import ERROR, OK, CliError, duration_ns
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -21,9 +21,8 @@ def calibrate(args: argparse.Namespace) -> int:
     import json
 
     from opusmon import calibrate as launches
-    from opusmon.times import parse_duration
 
-    seconds = parse_duration(args.duration) / 1e9
+    seconds = duration_ns("--duration", args.duration) / 1e9
     print(f"opusmon: timing launch calls for {seconds:g} s", file=sys.stderr)
     try:
         found = asyncio.run(launches.measure(seconds, frozenset(args.pid)))

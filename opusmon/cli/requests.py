@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opusmon.cli.watch import check_proxy, headless
+from opusmon.cli.watch import check_proxy, duration_s_of, headless, naming_a_way
 from opusmon.cli.words import ERROR, OK, CliError, size_b_of
 
 if TYPE_CHECKING:
@@ -28,22 +28,25 @@ def proxy(args: argparse.Namespace) -> int:
     from opusmon.times import parse_duration
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
+    duration_s = duration_s_of(args)
     options = {"upstream": args.upstream, "listen": args.listen, "allow": args.allow}
     left_out = Unavailable(
         f"{LEFT_OUT}: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
     )
     wanted = plan(["proxy"], {"proxy": options}, left_out=left_out)
-    session = LiveSession(
-        wanted,
-        SystemClock(),
-        path=args.output or default_path(),
-        keep_window=False,
-        retain_ns=parse_duration(args.retain),
-        retain_b=size_b_of(args.retain_size),
-        process="record",
-    )
+    retain_ns, retain_b = parse_duration(args.retain), size_b_of(args.retain_size)
+    with naming_a_way(args.output):
+        session = LiveSession(
+            wanted,
+            SystemClock(),
+            path=args.output or default_path(),
+            keep_window=False,
+            retain_ns=retain_ns,
+            retain_b=retain_b,
+            process="record",
+        )
     print(f"opusmon: once it listens, {how_to_reach(args.listen)}", file=sys.stderr)
-    return headless(session, args.duration)
+    return headless(session, duration_s)
 
 
 def how_to_reach(address: str) -> str:

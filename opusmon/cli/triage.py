@@ -15,9 +15,11 @@ from opusmon.cli.words import (
     CliError,
     need_rows,
     open_recording,
+    progress,
     range_of,
     say_damage,
 )
+from opusmon.text import reason_of
 
 LEVELS = {"note": 1, "warning": 2, "critical": 3}
 
@@ -80,40 +82,40 @@ def explain(args: argparse.Namespace) -> int:
 
         before = (at(args.before[0]), at(args.before[1])) if args.before else None
         told = compare(Window.over(recording), at(args.begin), at(args.end), before)
-        say_damage(recording)
+        status = ERROR if say_damage(recording) else OK
         if args.json:
             print(json.dumps(to_json(told), indent=2))
-            return OK
+            return status
         if not args.llm:
             print(render(told))
-            return OK
+            return status
         prompt = narrate.preview(told, args.model, mask=not args.names)
         try:
             for part in narrate.parts(told, prompt, dry_run=args.dry_run):
                 print(part)
         except narrate.NarrateError as error:  # the report above stands alone
             print(f"opusmon: {error}", file=sys.stderr)
-    return OK
+    return status
 
 
 def _progress(done: int, total: int) -> None:
-    if total > 2 and sys.stderr.isatty():
-        print(f"\r{100 * done // total:3d} %", end="" if done < total else "\r", file=sys.stderr, flush=True)
+    if total > 2:
+        progress(done, total)
 
 
 def _limits(path: Path | None) -> dict[str, Any]:
     """Changed limits: of the file named, else of triage.toml in the config folder."""
     import tomllib
 
-    from opusmon.paths import config_dir
+    from opusmon.paths import config_dir, is_there
 
     place = path or config_dir() / "triage.toml"
-    if path is None and not place.exists():
+    if path is None and not is_there(place):
         return {}
     try:
         return tomllib.loads(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"{place}: {error}") from error
+        raise CliError(f"{place}: {reason_of(error)}") from error
 
 
 def _limits_help() -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opusmon.cli.files import show
-from opusmon.cli.words import ERROR, OK, CliError, need_terminal, say, size_b_of
+from opusmon.cli.files import check_screen, show
+from opusmon.cli.words import ERROR, OK, CliError, duration_ns, need_terminal, say, size_b_of
 
 if TYPE_CHECKING:
     from opusmon.session import LiveSession
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 def live(args: argparse.Namespace) -> int:
     """`opusmon live`."""
     need_terminal(args)
+    check_screen(args)
     session = _live_session(args, keep_window=True, process="screen")
     status = show(session, args)
     state = session.recording
@@ -29,19 +32,23 @@ def live(args: argparse.Namespace) -> int:
 
 def record(args: argparse.Namespace) -> int:
     """`opusmon record`."""
-    return headless(_live_session(args, keep_window=False, process="record"), args.duration)
+    duration_s = duration_s_of(args)  # before there is a file
+    return headless(_live_session(args, keep_window=False, process="record"), duration_s)
 
 
-def headless(session: LiveSession, duration: str | None) -> int:
+def duration_s_of(args: argparse.Namespace) -> float | None:
+    """Seconds of `--duration`, None without one."""
+    return duration_ns("--duration", args.duration) / 1e9 if args.duration is not None else None
+
+
+def headless(session: LiveSession, duration_s: float | None) -> int:
     """Record until the time is over or a signal comes; returns the exit status."""
     import asyncio
     import contextlib
     import signal
 
     from opusmon.session import record as run
-    from opusmon.times import parse_duration
 
-    duration_s = parse_duration(duration) / 1e9 if duration else None
     said = ""
     lost: Mapping[str, str] = {}
 
@@ -101,18 +108,38 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
     if wanted.raised:
         sudo.ask()
     path = None if getattr(args, "no_record", False) else args.output or default_path()
-    return LiveSession(
-        wanted,
-        SystemClock(),
-        path=path,
-        keep_window=keep_window,
-        interval_ns=interval_ns,
-        pids=args.pid,
-        retain_ns=parse_duration(args.retain),
-        retain_b=size_b_of(args.retain_size),
-        process=process,
-        slos=slos,
-    )
+    retain_ns, retain_b = parse_duration(args.retain), size_b_of(args.retain_size)
+    with naming_a_way(args.output):
+        return LiveSession(
+            wanted,
+            SystemClock(),
+            path=path,
+            keep_window=keep_window,
+            interval_ns=interval_ns,
+            pids=args.pid,
+            retain_ns=retain_ns,
+            retain_b=retain_b,
+            process=process,
+            slos=slos,
+        )
+
+
+@contextmanager
+def naming_a_way(output: Path | None) -> Iterator[None]:
+    """Add to a file that cannot be made how to have it elsewhere; nothing where the user chose the place.
+
+    Raises:
+        CliError: it cannot be made in the state folder.
+        RecordingError: it cannot be made where the user wants it.
+    """
+    from opusmon.recording import RecordingError
+
+    try:
+        yield
+    except RecordingError as error:
+        if output is not None or not str(error).startswith("cannot write"):
+            raise
+        raise CliError(f"{error}; -o FILE records elsewhere") from error
 
 
 def _slos(texts: Sequence[str]) -> list[Slo]:
@@ -202,23 +229,26 @@ def _say_what_it_spends(options: Mapping[str, Any], *, runs: bool) -> None:
 
 
 def _interval_ns(text: str) -> int:
+    from opusmon.collectors.base import MIN_INTERVAL_NS
     from opusmon.times import parse_duration
 
     interval_ns = parse_duration(text)
     if interval_ns > 5_000_000_000:
         raise CliError(f"--interval {text}: 5s is the longest; beyond it the screen calls a value stale")
-    if interval_ns < 200_000_000:
+    if interval_ns < MIN_INTERVAL_NS:
         raise CliError(
-            f"--interval {text}: the GPU's counters need 200ms or more (under 100 ms they read NaN)"
+            f"--interval {text}: 250ms is the shortest; in less, the GPU's counters and CPU times say little"
         )
     return interval_ns
 
 
 def _options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What the words say to each collector; what was not said is left to its own default."""
-    from opusmon.times import parse_duration
-
-    threshold_ns = parse_duration(args.stall_threshold) if args.stall_threshold else None
+    threshold_ns = duration_ns("--stall-threshold", args.stall_threshold) if args.stall_threshold else None
+    if args.probe_budget is not None and not 0 < args.probe_budget <= 100:
+        raise CliError(
+            f"--probe-budget {args.probe_budget:g}: per cent of one core, more than 0 and up to 100"
+        )
     # Both probe the same calls: each gets half of what the server may lose.
     budget_pct = (1.0 if args.probe_budget is None else args.probe_budget) / 2
     said = {
@@ -246,9 +276,10 @@ def _options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def stream(args: argparse.Namespace) -> int:
     """`opusmon stream`."""
     from opusmon import collectors
-    from opusmon.times import parse_duration
     from opusmon.worker import serve
 
+    if sys.stdout.isatty():
+        raise CliError("this writes binary frames for another opusmon: send them to a pipe or a file")
     if args.only not in collectors.REGISTRY:
         raise CliError(f"no collector is named {args.only!r}; there is {', '.join(collectors.REGISTRY)}")
     try:
@@ -256,7 +287,7 @@ def stream(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise CliError(f"--option: {error}") from error
     status = serve(
-        args.only, parse_duration(args.interval), pids=args.pid, options=options, compress=args.compress
+        args.only, _interval_ns(args.interval), pids=args.pid, options=options, compress=args.compress
     )
     # A thread that is stuck in a driver call must not keep this process: leave without waiting for threads.
     os._exit(status)

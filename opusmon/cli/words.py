@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from opusmon.text import counted, reason_of
+
 if TYPE_CHECKING:
     from opusmon.recording import Recording
 
@@ -32,10 +34,25 @@ def say(text: str, wait_s: float = 1.0) -> None:
         print(f"opusmon: {text}", file=sys.stderr, flush=True)
 
 
+def progress(done: int, total: int) -> None:
+    """How much of a long work is done, on a terminal; wiped out at the end."""
+    if sys.stderr.isatty():
+        text = f"\r{100 * done // total:3d} %" if done < total else "\r     \r"
+        print(text, end="", file=sys.stderr, flush=True)
+
+
 def write_private(path: Path, text: str) -> None:
-    """A picture shows host and process names: it is for its owner, as the recording is."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-        out.write(text)
+    """A picture shows host and process names: it is for its owner, as the recording is.
+
+    Raises:
+        CliError: it cannot be written.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8") as out:
+            out.write(text)
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def open_recording(path: Path, *, through: bool = False) -> Recording:
@@ -95,7 +112,7 @@ def say_damage(recording: Recording) -> bool:
     """Tell of the chunks that could not be read, if there were any; whether there were."""
     count = recording.damaged_chunks
     if count:
-        chunks = "1 damaged chunk" if count == 1 else f"{count:,} damaged chunks"
+        chunks = counted(count, "damaged chunk")
         print(f"opusmon: {chunks} of {recording.path} left out: rows are missing here", file=sys.stderr)
     return count > 0
 
@@ -123,6 +140,33 @@ def speed(text: str) -> float:
     value = float(text)
     if not 0.01 <= value <= 1000:
         raise argparse.ArgumentTypeError("a speed lies between 0.01 and 1000")
+    return value
+
+
+def pid(text: str) -> int:
+    """A process number, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("a process has a number from 1 on")
+    return value
+
+
+def duration_ns(option: str, text: str) -> int:
+    """Nanoseconds of a duration that must not be nothing.
+
+    Args:
+        option: whose value it is.
+        text: the value.
+
+    Raises:
+        CliError: it is 0.
+        TimeError: it is no duration.
+    """
+    from opusmon.times import parse_duration
+
+    value = parse_duration(text)
+    if not value:
+        raise CliError(f"{option} {text}: it must be more than nothing")
     return value
 
 

@@ -15,6 +15,9 @@ from opusmon.schema import Batch, Channel, StringTable
 UNASKED = "runs only when asked for"
 LEFT_OUT = "not asked for"
 """How the reasons of collectors begin that do not run because nobody wanted them to: nothing is wrong."""
+MIN_INTERVAL_NS = 250_000_000
+"""Shortest tick of every collector. GPM windows must stay over 200 ms, a late tick included, and CPU time comes in
+hundredths of a second: shorter windows say little."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from opusmon.channels import COST, STALL, STATUS
 from opusmon.clock import NS, Clock
 from opusmon.collectors import streams
-from opusmon.collectors.base import Tick, Unavailable, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes, tracefs
 from opusmon.collectors.ebpf.errands import Errands
 from opusmon.collectors.ebpf.hit_price import ASSUMED, price_of
@@ -51,7 +51,6 @@ from opusmon.collectors.facilities import Host
 from opusmon.collectors.notes import Key, Notes
 from opusmon.schema import Batch, Channel, StringTable
 
-MIN_INTERVAL_NS = 250_000_000
 SCAN_NS = 2 * NS
 LOOK_S, PRESSED_S = 0.05, 0.002
 """The ring is looked at so often, the second while it fills quickly: at a million events a second it is a quarter full

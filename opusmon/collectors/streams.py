@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from opusmon.channels import COST, STATUS, STREAM
 from opusmon.clock import NS, Clock
 from opusmon.collectors import facilities_ebpf as ebpf
-from opusmon.collectors.base import Tick, Unavailable, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Tick, Unavailable, every, status_batch
 from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.attach import Libraries
 from opusmon.collectors.ebpf.budget import Budget, Bursts
@@ -36,7 +36,6 @@ NEEDS = (
 )
 """Privileges last: the command that gives them also starts opusmon. bcc and headers stand in for libbpf."""
 
-MIN_INTERVAL_NS = 250_000_000
 SCAN_NS = 2 * NS
 MARGIN_NS = 100_000_000
 """Probes for a burst are set so long before its interval begins; setting them takes some 5 ms."""

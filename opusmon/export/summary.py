@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from opusmon.channels import GPU_DEVICE, WHOLE_GPU
 from opusmon.clock import NS
 from opusmon.export.rows import RowSource
-from opusmon.text import printable
+from opusmon.text import counted, printable
 from opusmon.times import format_duration, format_iso
 
 _LABEL_COLUMNS = 10
@@ -141,7 +141,8 @@ def _troubles(facts: Mapping[str, Any]) -> Iterator[str]:
     for label, text in zip(_labels("dropped"), facts["dropped"], strict=False):
         yield _line(label, text)
     if facts["damaged_chunks"]:
-        yield _line("damaged", f"{facts['damaged_chunks']} chunks could not be read: try `opusmon salvage`")
+        chunks = counted(facts["damaged_chunks"], "chunk")
+        yield _line("damaged", f"{chunks} could not be read: `opusmon salvage` makes a copy of the rest")
     for label, text in zip(_labels("warning"), facts["warnings"], strict=False):
         yield _line(label, text)
 

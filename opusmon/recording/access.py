@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,10 @@ from opusmon.recording.store import RecordingError
 
 MAGIC = b"SQLite format 3\x00"
 HEADER_B = 100
+READ_VERSION_AT = 19
+WAL_VERSION = b"\x02"
+"""The byte of the header that says how the file is read: 1 with a rollback journal, 2 with a WAL."""
+
 MAX_VALUE_B = 80 * 1024 * 1024
 """Longest value SQLite may build, so that a hostile schema cannot fill the memory."""
 
@@ -163,8 +168,61 @@ def _has_wal(path: Path) -> bool:
         return False
 
 
+def _is_lone_copy(path: Path) -> bool:
+    """Whether a file in WAL mode has no WAL beside it, so that no recorder can have it open.
+
+    The file itself is looked into only then: closing it would drop a recorder's locks on it.
+    """
+    if store.wal_path(path).exists() and (_has_wal(path) or store.beside(path, "-shm").exists()):
+        return False
+    with path.open("rb") as file:
+        head = file.read(HEADER_B)
+    return head.startswith(MAGIC) and head[READ_VERSION_AT : READ_VERSION_AT + 1] == WAL_VERSION
+
+
+class _Connection(sqlite3.Connection):
+    """Takes away, when it is closed, the shared memory that SQLite made for it beside a copy.
+
+    Attributes:
+        made: that file, None where it was there before.
+    """
+
+    made: Path | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.made is not None:
+            _remove_unlocked(self.made)
+
+
+def clear_away(path: Path) -> None:
+    """Remove what a recorder had to leave beside its file, because somebody read it when it was closed: an empty log."""
+    wal = store.wal_path(path)
+    with suppress(OSError):
+        if not wal.stat().st_size and _remove_unlocked(store.beside(path, "-shm")):
+            wal.unlink()
+
+
+def _remove_unlocked(shm: Path) -> bool:
+    """Remove shared memory that no process uses: each that does holds a lock on it. Whether it is gone."""
+    with suppress(OSError):
+        inode = f":{shm.stat().st_ino} "
+        if inode not in Path("/proc/locks").read_text(encoding="utf-8"):
+            shm.unlink()
+    return not shm.exists()
+
+
 def _open(path: Path, warnings: list[str]) -> sqlite3.Connection:
-    """Connect; where SQLite cannot make its shared memory (a read-only folder), read the file as it stands."""
+    """Connect, and leave nothing beside the file that was not there.
+
+    A copy of a file in WAL mode, and one in a folder where SQLite cannot make its shared memory, is read as it stands.
+    """
+    with suppress(OSError):
+        if _is_lone_copy(path):
+            connection = _try_open(path, "mode=ro&immutable=1")
+            if not _has_wal(path):  # else a recorder began just now
+                return connection
+            connection.close()
     try:
         return _try_open(path, "mode=ro")
     except sqlite3.OperationalError as error:
@@ -183,8 +241,15 @@ def _open(path: Path, warnings: list[str]) -> sqlite3.Connection:
 def _try_open(path: Path, options: str) -> sqlite3.Connection:
     """Connect and read the schema once, with everything in the file that could act switched off."""
     address = f"file:{quote(os.fsencode(path.absolute()))}?{options}"
+    shm = store.beside(path, "-shm")
+    alone = not shm.exists()
     connection = sqlite3.connect(
-        address, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S
+        address,
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=BUSY_S,
+        factory=_Connection,
     )
     try:
         connection.text_factory = _text
@@ -192,7 +257,10 @@ def _try_open(path: Path, options: str) -> sqlite3.Connection:
         for pragma in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}")
         connection.execute(f"PRAGMA cache_size=-{store.CACHE_KIB}")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        finally:  # now, not later: what a recorder makes then is the recorder's
+            connection.made = shm if alone and shm.exists() else None
     except BaseException:
         connection.close()
         raise

@@ -6,7 +6,7 @@ Functions here run inside one short read transaction of `opusmon.recording.reade
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ _COUNTS = """
 SELECT channel, sum(n) FROM chunk NOT INDEXED
     WHERE typeof(channel)='integer' AND typeof(n)='integer' AND n BETWEEN 1 AND ? GROUP BY channel
 """
+_NEXT = "SELECT id, channel, n, codec, data FROM chunk WHERE id>? ORDER BY id LIMIT ?"
 _FETCH = {
     "chunk": "SELECT id, n, codec, data FROM chunk WHERE id=?",
     "rollup": "SELECT id, n, codec, data FROM rollup WHERE id=?",
@@ -127,6 +128,25 @@ class ChunkReader:
                     found[chunk] = rows
                     self.cache.put((number, chunk), rows)
         return found
+
+    def verify(self, after: int, itemsizes: Mapping[int, int], most: int) -> tuple[int, int]:
+        """Decode the next chunks, in the order of their ids, and note the damaged ones; nothing is kept.
+
+        Args:
+            after: id behind which to begin.
+            itemsizes: bytes of a row by channel number; chunks of other channels are passed over.
+            most: how many chunks.
+
+        Returns:
+            How many there were, and the id of the last one.
+        """
+        count, last = 0, after
+        for last, number, n, codec, data in self.connection.execute(_NEXT, (after, most)):
+            count += 1
+            itemsize = itemsizes.get(number)
+            if itemsize is not None and plain(n, codec, data, itemsize) is None:
+                self.damaged.add((number, last))
+        return count, last
 
     def counts(self) -> dict[int, int]:
         """Rows by channel number, by what the chunks say of themselves: none is decoded."""

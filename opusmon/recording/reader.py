@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from opusmon.recording.writer import CLOSED
 from opusmon.schema import Batch, Channel, Rows, StringTable, sort_rows
 
 PAGE_CHUNKS = 256
-"""Chunks read per transaction by `batches`: a long export must not hold up the writer's checkpoints."""
+"""Chunks read per transaction by `batches` and `verify`: a long export must not hold up the writer's checkpoints."""
 
 THROUGH_KIB = 4096
 """Pages kept for one who goes through a file: the channels of the same minutes lie on the same pages."""
@@ -53,6 +53,7 @@ class Recording:
         self._lock = threading.RLock()
         self._seen = -1
         self.refresh()
+        self._was_written = not self.finished
 
     @classmethod
     def open(cls, path: Path, *, through: bool = False) -> Self:
@@ -81,6 +82,8 @@ class Recording:
         # Nothing was written, so there is nothing a failure could cost.
         with self._lock, suppress(*access.FAILURES):
             self._connection.close()
+            if self._was_written and self.finished:
+                access.clear_away(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +135,7 @@ class Recording:
 
     @property
     def damaged_chunks(self) -> int:
-        """Chunks met so far that could not be decoded."""
+        """Chunks met so far that could not be decoded; `verify` meets all."""
         return len(self._reader.damaged)
 
     @property
@@ -163,6 +166,27 @@ class Recording:
         with self._reading():
             found = self._reader.counts()
         return {name: found.get(number, 0) for name, number in self._catalog.ids.items()}
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> int:
+        """Decode every chunk, so that `damaged_chunks` is that of the whole file; returns it.
+
+        Args:
+            progress: called with the chunks done and those in the file.
+
+        Raises:
+            RecordingError: the file is damaged beyond single chunks.
+        """
+        itemsizes = {self._catalog.ids[name]: known.dtype.itemsize for name, known in self.channels.items()}
+        with self._reading():
+            total = int(self._connection.execute("SELECT count(*) FROM chunk").fetchone()[0])
+        done, count, last = 0, 1, -store.I64_MAX - 1
+        while count:
+            with self._reading():
+                count, last = self._reader.verify(last, itemsizes, PAGE_CHUNKS)
+            done += count
+            if progress is not None:
+                progress(min(done, total), total)
+        return self.damaged_chunks
 
     def query(self, channel: str, t0: int, t1: int) -> Rows:
         """Rows with `t0 < t <= t1` (monotonic ns) by time, rows of equal time in arrival order.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from opusmon.paths import filesystem_at, is_network, mounts_of
 from opusmon.schema import MAX_TEXT_CHARS
+from opusmon.text import reason_of
 
 APPLICATION_ID = 0x6F707573
 """`PRAGMA application_id`: the bytes "opus" at offset 68 of the file."""
@@ -139,6 +140,8 @@ def _set_up(path: Path, made: os.stat_result, *, exclusive: bool) -> sqlite3.Con
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit={WAL_PAGES * PAGE_B}")
+        # Makes the WAL: a file in WAL mode without one is taken for a copy that nobody writes.
+        connection.execute("SELECT count(*) FROM session").fetchone()
     except BaseException:
         connection.close()
         raise
@@ -163,7 +166,13 @@ def finish(connection: sqlite3.Connection) -> None:
 
 def wal_path(path: Path) -> Path:
     """The write-ahead log beside a recording."""
-    return path.with_name(path.name + "-wal")
+    return beside(path, "-wal")
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """One of the files that SQLite keeps beside a recording: beside the file itself where `path` is a link to it."""
+    real = path.resolve()
+    return real.with_name(real.name + suffix)
 
 
 def size_b(path: Path) -> int:
@@ -179,11 +188,7 @@ def size_b(path: Path) -> int:
 
 def describe(error: BaseException) -> str:
     """An operating system or SQLite error in a few words."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror[0].lower() + error.strerror[1:]
-    if is_full(error):
-        return "disk full"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return "disk full" if is_full(error) else reason_of(error)
 
 
 def is_full(error: BaseException) -> bool:

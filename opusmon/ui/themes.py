@@ -21,6 +21,7 @@ from textual.color import Color, ColorParseError
 from textual.theme import BUILTIN_THEMES, Theme
 
 from opusmon import paths
+from opusmon.text import reason_of
 from opusmon.ui.text import STYLES
 
 DEFAULT = "opusmon-dark"
@@ -72,7 +73,7 @@ def load_themes(folders: Iterable[Path] | None = None) -> tuple[dict[str, Theme]
     themes: dict[str, Theme] = {}
     problems: list[str] = []
     for folder in paths.theme_dirs() if folders is None else folders:
-        for path in sorted(folder.glob("*.toml")):
+        for path in sorted(folder.glob("*.toml")) if paths.is_there(folder) else ():
             try:
                 theme = read_theme(path)
             except ThemeError as error:
@@ -93,7 +94,7 @@ def read_theme(path: Path) -> Theme:
             raise ThemeError(f"larger than {MAX_FILE_B // 1024} KiB")
         body = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ThemeError(error.strerror or str(error)) from error
+        raise ThemeError(reason_of(error)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ThemeError(f"not TOML: {error}") from error
     return parse_theme(body)

@@ -278,7 +278,7 @@ def test_nothing_of_the_current_folder_is_run(host, tmp_path):
     for name in ("queue", "socket", "numpy", "opusmon"):
         (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     script = Path(sys.executable).with_name("opusmon")
-    words = [script, "record", "-o", tmp_path / "s.opusmon", "--duration", "1500ms"]
+    words = [script, "record", "-o", tmp_path / "s.opusmon", "--duration", "4s"]
     done = subprocess.run(words, cwd=here, env=host, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists()

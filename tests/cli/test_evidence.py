@@ -53,14 +53,19 @@ VERBS = [["info", HOG], ["dump", HOG, "--channel", "status"], ["triage", HOG], [
 def test_a_full_disk_under_stdout_is_one_line_and_an_error(words):
     done = shell('"$@" > /dev/full', *words)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["opusmon: [Errno 28] No space left on device"]
+    assert done.stderr.splitlines() == ["opusmon: cannot write to stdout: no space left on device"]
 
 
 @pytest.mark.parametrize("words", VERBS)
 def test_a_stdout_that_is_closed_is_one_line_and_an_error(words):
     done = shell('"$@" >&-', *words)
     assert done.returncode == 1
-    assert done.stderr.splitlines() == ["opusmon: [Errno 9] Bad file descriptor"]
+    assert done.stderr.splitlines() == ["opusmon: cannot write to stdout: bad file descriptor"]
+
+
+def test_a_picture_that_finds_no_room_is_named():
+    done = opusmon("demo", "--screenshot", "/dev/full")
+    assert (done.returncode, done.stderr) == (1, "opusmon: cannot write /dev/full: no space left on device\n")
 
 
 @pytest.mark.parametrize(("words", "status"), [(VERBS[0], 0), (VERBS[2], 3), (VERBS[4], 0)])
@@ -164,10 +169,20 @@ def test_triage_says_that_rows_are_missing_and_nothing_found_is_no_all_clear(dam
     assert opusmon("triage", HOG, "--fail-on", "critical").returncode == 0
 
 
+def test_info_looks_into_every_chunk(damaged):
+    path, _ = damaged
+    done = opusmon("info", path)
+    assert done.returncode == 1
+    assert "damaged   1 chunk could not be read: `opusmon salvage` makes a copy of the rest" in done.stdout
+    assert json.loads(opusmon("info", "--json", path).stdout)["damaged_chunks"] == 1
+    whole = opusmon("info", "--json", HOG)
+    assert (whole.returncode, json.loads(whole.stdout)["damaged_chunks"], whole.stderr) == (0, 0, "")
+
+
 def test_explain_says_that_rows_are_missing(damaged):
     path, _ = damaged
     done = opusmon("explain", path, "--from", "20s", "--to", "40s", "--before", "0s", "20s")
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "1 damaged chunk" in done.stderr
 
 

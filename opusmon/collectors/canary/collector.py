@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from opusmon.channels import COST, REQUEST, REQUEST_OPEN, STATUS
 from opusmon.clock import NS, Clock
 from opusmon.collectors.api.request import Keeper, Request, open_batch, request_batch
-from opusmon.collectors.base import Tick, Unavailable, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Tick, Unavailable, every, status_batch
 from opusmon.collectors.canary.budget import Budget
 from opusmon.collectors.canary.endpoint import CanaryConfig, CanaryRefused, announce, check
 from opusmon.collectors.canary.prompt import bound, prompt
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4
 """Requests side by side, when answers take longer than the time between two; a later one waits, and says so."""
-MIN_INTERVAL_NS = 250_000_000
 
 
 class CanaryCollector:

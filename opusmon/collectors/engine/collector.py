@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from opusmon.channels import COST, ENGINE, ENGINE_BUCKET, STATUS
 from opusmon.channels import DCGM as DCGM_CHANNEL
 from opusmon.clock import NS, Clock
-from opusmon.collectors.base import Unavailable, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Unavailable, every, status_batch
 from opusmon.collectors.cost import CallCost, CostMeter
 from opusmon.collectors.engine import explain
 from opusmon.collectors.engine.address import Address, AddressError, parse
@@ -26,7 +26,6 @@ from opusmon.collectors.engine.trouble import Getter
 from opusmon.collectors.notes import Key, Notes
 from opusmon.schema import Batch, Channel, StringTable
 
-MIN_INTERVAL_NS = 250_000_000
 MAX_TARGETS = 32
 FORGET_NS = 600 * NS
 """A discovered engine that has been gone for this long is no longer waited for."""

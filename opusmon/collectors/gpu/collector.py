@@ -19,7 +19,7 @@ from opusmon.channels import (
     STATUS,
 )
 from opusmon.clock import NS, Clock
-from opusmon.collectors.base import Status, Tick, Unavailable, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Status, Tick, Unavailable, every, status_batch
 from opusmon.collectors.cost import CostMeter
 from opusmon.collectors.crew import Crew, Job, Round
 from opusmon.collectors.gpu.board import Board
@@ -41,9 +41,6 @@ from opusmon.collectors.missing import Missing
 from opusmon.collectors.notes import Key
 from opusmon.collectors.process_names import Users
 from opusmon.schema import Batch, Channel, Rows, StringTable, join_rows
-
-MIN_INTERVAL_NS = 250_000_000
-"""GPM windows must stay over 200 ms, a late tick included."""
 
 STALE_NS = 2 * NS
 STALE_STEPS_S = (2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)

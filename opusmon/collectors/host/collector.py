@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from opusmon.channels import CGROUP, HOST, PROCESS, STATUS
 from opusmon.clock import NS, Clock
-from opusmon.collectors.base import Unavailable, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Unavailable, every, status_batch
 from opusmon.collectors.crew import Crew, Round
 from opusmon.collectors.host.cgroup_tree import hierarchies
 from opusmon.collectors.host.cgroups import GroupRow, Groups
@@ -26,8 +26,6 @@ from opusmon.collectors.notes import Key, Notes
 from opusmon.collectors.process_names import OUTSIDE, Users, process_name
 from opusmon.schema import Batch, Channel, StringTable
 
-MIN_INTERVAL_NS = 250_000_000
-"""CPU time comes in hundredths of a second: shorter windows say little."""
 LOOK_NS = 5 * NS
 STALE_NS = 2 * NS
 _FIRST_WAIT_S = 1.0

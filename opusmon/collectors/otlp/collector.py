@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from opusmon.channels import COST, REQUEST, STATUS
 from opusmon.clock import NS, Anchors, Clock
 from opusmon.collectors.api.request import Keeper, Request, request_batch
-from opusmon.collectors.base import Unavailable, UnavailableError, every, status_batch
+from opusmon.collectors.base import MIN_INTERVAL_NS, Unavailable, UnavailableError, every, status_batch
 from opusmon.collectors.cost import INTERVAL_NS as COST_NS
 from opusmon.collectors.cost import CostMeter
 from opusmon.collectors.notes import Notes
@@ -22,7 +22,6 @@ from opusmon.schema import Batch, Channel, StringTable
 if TYPE_CHECKING:
     from opusmon.collectors.otlp.receiver import Receiver
 
-MIN_INTERVAL_NS = 250_000_000
 AHEAD_NS = 5 * NS
 """A sender whose clock is ahead by more than this is not believed; by less, its request has just ended."""
 LATE_NS = 900 * NS

@@ -10,10 +10,8 @@ from typing import ClassVar
 
 from opusmon.channels import COST, REQUEST, REQUEST_OPEN, STATUS
 from opusmon.clock import NS, Clock
-from opusmon.collectors.base import Unavailable, every
+from opusmon.collectors.base import MIN_INTERVAL_NS, Unavailable, every
 from opusmon.schema import Batch, Channel, StringTable
-
-MIN_INTERVAL_NS = 250_000_000
 
 
 class ProxyCollector:
