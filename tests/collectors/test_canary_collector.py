@@ -75,7 +75,8 @@ async def test_a_request_that_overruns_its_slot_does_not_put_off_the_next():
     async with serving(first_stalls) as server:
         source = collector(server.url, per_hour=3600, hourly_tokens=100_000)
         task = asyncio.create_task(rows_of(source, 3))
-        await asyncio.wait_for(server.wait_for(3), 15)
+        async with asyncio.timeout(15):
+            await server.wait_for(3)
         third.set()
         rows = {row["number"]: row for row in await task}
         arrived = [seen.t for seen in server.seen]
@@ -226,7 +227,8 @@ async def test_what_ended_since_the_last_turn_is_given_out_when_it_is_stopped():
         source = CanaryCollector(StringTable(), SystemClock(), 20 * NS, base_url=server.url, model="m")
         source._ended = Ended()
         task = asyncio.create_task(rows_of(source, 99))
-        await asyncio.wait_for(ended.wait(), 15)
+        async with asyncio.timeout(15):
+            await ended.wait()
         source.stop()
         (row,) = await task
     assert (row["source"], row["outcome"]) == ("canary", "ok")

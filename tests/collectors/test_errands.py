@@ -67,4 +67,5 @@ async def test_closing_cancels_tasks_and_makes_the_last_call_behind_those_before
     go_on.set()
     errands.close(lambda: made.append("last"))
     assert made == ["slow", "last"]
-    await asyncio.wait_for(cancelled.wait(), 10)
+    async with asyncio.timeout(10):
+        await cancelled.wait()
