@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -396,7 +397,14 @@ def test_reasons_name_what_was_looked_for() -> None:
         key: (state, reason, remedy)
         for key, state, reason, remedy in reasons("x", BY_NAME["llamacpp"], entries)
     }
-    state, reason, _ = told["engine", "kv_used_pct", "x"]
-    assert (state, reason) == ("not_supported", "llama.cpp does not publish llamacpp:kv_cache_usage_ratio")
+    # The page is read: to switch its metrics on would give nothing more.
+    missing = ("not_supported", "llama.cpp does not publish llamacpp:kv_cache_usage_ratio", "")
+    assert told["engine", "kv_used_pct", "x"] == missing
     assert told["engine", "ttft_n", "x"][1] == "llama.cpp has no metric for it"
     assert "no percentiles" in told["engine_bucket", "count", "x"][1]
+
+
+def test_a_page_without_any_of_its_metrics_says_how_to_switch_them_on() -> None:
+    bare = [replace(entry, values={}) for entry in window(page("llamacpp"), page("llamacpp"))]
+    remedies = {key[1]: remedy for key, _, _, remedy in reasons("x", BY_NAME["llamacpp"], bare)}
+    assert remedies["kv_used_pct"] == "start llama-server with --metrics"

@@ -102,7 +102,9 @@ def reasons(label: str, kind: EngineKind, entries: Sequence[Figures]) -> Iterato
             reason = (
                 f"{kind.title} does not publish {names}" if names else f"{kind.title} has no metric for it"
             )
-            yield ("engine", name, label), "not_supported", reason, kind.enable if names else ""
+            # A page that gives others has its metrics on: this version lacks the one.
+            remedy = kind.enable if names and not there else ""
+            yield ("engine", name, label), "not_supported", reason, remedy
     for name in sorted({name for entry in entries for name in entry.gauged}):
         reason = f"{kind.title} gives its own running average here, not the share in this window"
         yield ("engine", name, label), "sampled", reason, ""
