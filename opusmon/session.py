@@ -42,6 +42,10 @@ class NothingToWatch(Exception):  # noqa: N818  (it reads as what happened)
     """No collector can run on this host; the text is one line that says why and what to do."""
 
 
+class NoSuchCollector(NothingToWatch):
+    """A name is not one of the collectors'."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Which collectors will run, and why the others cannot.
@@ -75,13 +79,14 @@ def plan(
         left_out: why those that `only` does not name are absent, where it was not `--only` that named the others.
 
     Raises:
-        NothingToWatch: none of them can run, or a name is not one of theirs.
+        NothingToWatch: none of them can run.
+        NoSuchCollector: a name is not one of theirs.
     """
     options = options or {}
     known = list(collectors.REGISTRY)
     strange = [name for name in only if name not in known]
     if strange:
-        raise NothingToWatch(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
+        raise NoSuchCollector(f"no collector is named {strange[0]!r}; there is {', '.join(known)}")
     asked = list(only) or known
     answers = {name: _not_set_up(name, options) or collectors.probe(name) for name in asked}
     raised = tuple(

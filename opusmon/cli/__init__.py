@@ -12,7 +12,7 @@ from pathlib import Path
 
 from opusmon import config
 from opusmon.cli import arguments
-from opusmon.cli.words import ERROR, OK, CliError
+from opusmon.cli.words import ERROR, OK, USAGE, CliError, UsageError
 from opusmon.paths import is_there
 from opusmon.text import printable, reason_of
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"opusmon: {printable(_line(error))}{whence}", file=sys.stderr)
         _drop_unwritten()
-        return ERROR
+        return _status(error)
     return status
 
 
@@ -128,6 +128,16 @@ def _join_times(words: list[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def _status(error: Exception) -> int:
+    """As argparse has it where a word cannot be used, so that a script can tell that from what went wrong."""
+    from opusmon.session import NoSuchCollector
+    from opusmon.times import TimeError
+
+    if isinstance(error, UsageError | NoSuchCollector | TimeError) or type(error).__name__ == "CanaryRefused":
+        return USAGE
+    return ERROR
 
 
 def _expected(error: Exception) -> bool:

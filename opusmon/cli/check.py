@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opusmon.cli.words import ERROR, FINDINGS, OK, CliError
+from opusmon.cli.words import ERROR, FINDINGS, OK, UsageError, duration_ns
 from opusmon.text import counted
 
 if TYPE_CHECKING:
@@ -206,20 +206,17 @@ def check(args: argparse.Namespace) -> int:
     from opusmon.checks.result import to_json
     from opusmon.checks.run import run
     from opusmon.checks.target import TargetError, parse_buckets
-    from opusmon.times import parse_duration
 
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name not in _NOT_OPTIONS}
     if "bucket" in args:
         try:
             options["buckets"] = parse_buckets(args.bucket)
         except TargetError as error:
-            raise CliError(str(error)) from error
+            raise UsageError(str(error)) from error
     if args.mark is None and args.mark_at is not None:
-        raise CliError("--mark-at says where in a recording: name it with --mark FILE")
+        raise UsageError("--mark-at says where in a recording: name it with --mark FILE")
     at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0
-    limit_s = parse_duration(args.time_limit) / 1e9
-    if not limit_s:
-        raise CliError("--time-limit 0 leaves no time")
+    limit_s = duration_ns("--time-limit", args.time_limit) / 1e9
     with _ending_in_order():
         result = run(args.check, options, python=args.python, limit_s=limit_s)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

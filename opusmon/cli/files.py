@@ -11,6 +11,7 @@ from opusmon.cli.words import (
     ERROR,
     OK,
     CliError,
+    UsageError,
     columns_lines,
     duration_ns,
     need_rows,
@@ -67,12 +68,12 @@ def check_screen(args: argparse.Namespace) -> tuple[int, tuple[int, int]]:
     """Time range of the histories in ns, and the size of a picture.
 
     Raises:
-        CliError, TimeError: one of them cannot be used.
+        UsageError, TimeError: one of them cannot be used.
     """
     from opusmon.ui.glyphs import NAMES
 
     if args.glyphs not in NAMES:  # argparse looks at the command line only, not at the config file
-        raise CliError(f"--glyphs {args.glyphs}: choose one of {', '.join(NAMES)}")
+        raise UsageError(f"--glyphs {args.glyphs}: choose one of {', '.join(NAMES)}")
     return duration_ns("--span", args.span), columns_lines(args.size)
 
 

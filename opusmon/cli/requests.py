@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opusmon.cli.watch import check_proxy, duration_s_of, headless, naming_a_way
-from opusmon.cli.words import ERROR, OK, CliError, size_b_of
+from opusmon.cli.words import ERROR, OK, CliError, UsageError, duration_ns, size_b_of
 
 if TYPE_CHECKING:
     from opusmon.collectors.api.request import Request
@@ -25,7 +25,6 @@ def proxy(args: argparse.Namespace) -> int:
     from opusmon.clock import SystemClock
     from opusmon.collectors.base import LEFT_OUT, Unavailable
     from opusmon.session import LiveSession, default_path, plan
-    from opusmon.times import parse_duration
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
     duration_s = duration_s_of(args)
@@ -34,7 +33,7 @@ def proxy(args: argparse.Namespace) -> int:
         f"{LEFT_OUT}: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
     )
     wanted = plan(["proxy"], {"proxy": options}, left_out=left_out)
-    retain_ns, retain_b = parse_duration(args.retain), size_b_of(args.retain_size)
+    retain_ns, retain_b = duration_ns("--retain", args.retain), size_b_of("--retain-size", args.retain_size)
     with naming_a_way(args.output):
         session = LiveSession(
             wanted,
@@ -136,14 +135,14 @@ def _sizes(text: str) -> list[int]:
     """Token counts of `1k,4k,16k`.
 
     Raises:
-        CliError: it is something else.
+        UsageError: it is something else.
     """
     found = []
     for word in text.lower().split(","):
         scale = 1024 if word.endswith("k") else 1
         number = word.removesuffix("k")
         if not (number.isascii() and number.isdecimal()):
-            raise CliError(f"--sweep {text}: write lengths in tokens, as 1k,4k,16k")
+            raise UsageError(f"--sweep {text}: write lengths in tokens, as 1k,4k,16k")
         found.append(int(number) * scale)
     return found
 

@@ -13,6 +13,7 @@ from opusmon.cli.words import (
     FINDINGS,
     OK,
     CliError,
+    UsageError,
     need_rows,
     open_recording,
     progress,
@@ -29,7 +30,7 @@ def triage(args: argparse.Namespace) -> int:
     if args.limits_help:
         return _limits_help()
     if args.file is None:
-        raise CliError("name the recording: opusmon triage FILE")
+        raise UsageError("name the recording: opusmon triage FILE")
     from opusmon.cli.halves import look_over
     from opusmon.triage import report
     from opusmon.triage.limits import overridden
@@ -73,7 +74,7 @@ def explain(args: argparse.Namespace) -> int:
     from opusmon.window import Window
 
     if args.llm and not args.model:
-        raise CliError("--llm needs --model, as the server names it")
+        raise UsageError("--llm needs --model, as the server names it")
     with open_recording(args.file) as recording:
         need_rows(recording)
 

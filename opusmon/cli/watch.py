@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opusmon.cli.files import check_screen, show
-from opusmon.cli.words import ERROR, OK, CliError, duration_ns, need_terminal, say, size_b_of
+from opusmon.cli.words import ERROR, OK, CliError, UsageError, duration_ns, need_terminal, say, size_b_of
 
 if TYPE_CHECKING:
     from opusmon.session import LiveSession
@@ -94,7 +94,6 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
     from opusmon import sudo
     from opusmon.clock import SystemClock
     from opusmon.session import LiveSession, default_path, plan
-    from opusmon.times import parse_duration
 
     interval_ns = _interval_ns(args.interval)
     options = _options(args)
@@ -108,7 +107,7 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
     if wanted.raised:
         sudo.ask()
     path = None if getattr(args, "no_record", False) else args.output or default_path()
-    retain_ns, retain_b = parse_duration(args.retain), size_b_of(args.retain_size)
+    retain_ns, retain_b = duration_ns("--retain", args.retain), size_b_of("--retain-size", args.retain_size)
     with naming_a_way(args.output):
         return LiveSession(
             wanted,
@@ -150,7 +149,7 @@ def _slos(texts: Sequence[str]) -> list[Slo]:
         try:
             found.append(parse_slo(text))
         except ValueError as error:
-            raise CliError(f"--slo {text}: {error}") from error
+            raise UsageError(f"--slo {text}: {error}") from error
         for problem in problems(found[-1]):
             print(f"opusmon: --slo {text}: {problem}", file=sys.stderr)
     return found
@@ -165,7 +164,7 @@ def _check_addresses(args: argparse.Namespace) -> None:
             try:
                 parse(url)
             except AddressError as error:
-                raise CliError(f"--engine: {error}") from error
+                raise UsageError(f"--engine: {error}") from error
     if args.proxy or args.otlp_listen:
         words = {
             "--proxy": args.proxy,
@@ -185,7 +184,7 @@ def check_proxy(words: Mapping[str, str | None]) -> None:
         words: by option, what it says.
 
     Raises:
-        CliError: one cannot be used.
+        UsageError: one cannot be used.
     """
     from opusmon.collectors.proxy.errors import ProxyUnavailable
     from opusmon.collectors.proxy.rules import parse_allow, parse_listen, parse_upstream
@@ -203,7 +202,7 @@ def check_proxy(words: Mapping[str, str | None]) -> None:
         except ProxyUnavailable as error:
             # A password or a query is not repeated.
             shown = option if value and set("@?#") & set(value) else f"{option} {value}"
-            raise CliError(f"{shown}: {error.why.reason}; {error.why.remedy}") from error
+            raise UsageError(f"{shown}: {error.why.reason}; {error.why.remedy}") from error
 
 
 def _left_out(only: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -219,7 +218,7 @@ def _say_what_it_spends(options: Mapping[str, Any], *, runs: bool) -> None:
     """Refuse a canary that must not run before anything of it reaches another process's command line."""
     if not options.get("base_url"):
         if options:
-            raise CliError("--probe-model and --probe-per-hour say how to ask; --probe URL says whom")
+            raise UsageError("--probe-model and --probe-per-hour say how to ask; --probe URL says whom")
         return
     from opusmon.collectors.canary.endpoint import CanaryConfig, announce, check
 
@@ -230,13 +229,12 @@ def _say_what_it_spends(options: Mapping[str, Any], *, runs: bool) -> None:
 
 def _interval_ns(text: str) -> int:
     from opusmon.collectors.base import MIN_INTERVAL_NS
-    from opusmon.times import parse_duration
 
-    interval_ns = parse_duration(text)
+    interval_ns = duration_ns("--interval", text)
     if interval_ns > 5_000_000_000:
-        raise CliError(f"--interval {text}: 5s is the longest; beyond it the screen calls a value stale")
+        raise UsageError(f"--interval {text}: 5s is the longest; beyond it the screen calls a value stale")
     if interval_ns < MIN_INTERVAL_NS:
-        raise CliError(
+        raise UsageError(
             f"--interval {text}: 250ms is the shortest; in less, the GPU's counters and CPU times say little"
         )
     return interval_ns
@@ -246,7 +244,7 @@ def _options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What the words say to each collector; what was not said is left to its own default."""
     threshold_ns = duration_ns("--stall-threshold", args.stall_threshold) if args.stall_threshold else None
     if args.probe_budget is not None and not 0 < args.probe_budget <= 100:
-        raise CliError(
+        raise UsageError(
             f"--probe-budget {args.probe_budget:g}: per cent of one core, more than 0 and up to 100"
         )
     # Both probe the same calls: each gets half of what the server may lose.
@@ -281,11 +279,11 @@ def stream(args: argparse.Namespace) -> int:
     if sys.stdout.isatty():
         raise CliError("this writes binary frames for another opusmon: send them to a pipe or a file")
     if args.only not in collectors.REGISTRY:
-        raise CliError(f"no collector is named {args.only!r}; there is {', '.join(collectors.REGISTRY)}")
+        raise UsageError(f"no collector is named {args.only!r}; there is {', '.join(collectors.REGISTRY)}")
     try:
         options = collectors.from_words(args.only, args.option)
     except ValueError as error:
-        raise CliError(f"--option: {error}") from error
+        raise UsageError(f"--option: {error}") from error
     status = serve(
         args.only, _interval_ns(args.interval), pids=args.pid, options=options, compress=args.compress
     )

@@ -14,11 +14,15 @@ from opusmon.text import counted, reason_of
 if TYPE_CHECKING:
     from opusmon.recording import Recording
 
-OK, ERROR, FINDINGS = 0, 1, 3
+OK, ERROR, USAGE, FINDINGS = 0, 1, 2, 3
 
 
 class CliError(Exception):
     """One line for the person at the terminal."""
+
+
+class UsageError(CliError):
+    """A word of the command line cannot be used, whatever the host or the file has."""
 
 
 def say(text: str, wait_s: float = 1.0) -> None:
@@ -89,7 +93,7 @@ def range_of(args: argparse.Namespace, recording: Recording) -> tuple[int, int]:
     """`--from` and `--to` as `t0 < t <= t1`, monotonic ns; all of the recording where they are missing.
 
     Raises:
-        CliError: the one lies behind the other.
+        UsageError: the one lies behind the other.
         TimeError: one is no time, or outside the recording.
     """
     from opusmon.times import parse_time
@@ -101,7 +105,7 @@ def range_of(args: argparse.Namespace, recording: Recording) -> tuple[int, int]:
         for text, missing in ((args.begin, recording.t0), (args.end, recording.t1))
     )
     if first > last:
-        raise CliError(
+        raise UsageError(
             f"--from {args.begin} lies after --to {args.end or 'the end'}: nothing is between them"
         )
     # A row at exactly the first instant is wanted, and ranges are open at their start.
@@ -159,14 +163,16 @@ def duration_ns(option: str, text: str) -> int:
         text: the value.
 
     Raises:
-        CliError: it is 0.
-        TimeError: it is no duration.
+        UsageError: it is 0, or no duration.
     """
-    from opusmon.times import parse_duration
+    from opusmon.times import TimeError, parse_duration
 
-    value = parse_duration(text)
+    try:
+        value = parse_duration(text)
+    except TimeError as error:
+        raise UsageError(f"{option}: {error}") from error
     if not value:
-        raise CliError(f"{option} {text}: it must be more than nothing")
+        raise UsageError(f"{option} {text}: it must be more than nothing")
     return value
 
 
@@ -174,17 +180,25 @@ def columns_lines(text: str) -> tuple[int, int]:
     """Columns and lines of `160x50`.
 
     Raises:
-        CliError: it is something else.
+        UsageError: it is something else.
     """
     columns, _, lines = text.lower().partition("x")
     plain = text.isascii() and columns.isdecimal() and lines.isdecimal()
     if not (plain and 0 < int(columns) <= 1000 and 0 < int(lines) <= 500):
-        raise CliError(f"--size {text}: write columns x lines, as 160x50")
+        raise UsageError(f"--size {text}: write columns x lines, as 160x50")
     return int(columns), int(lines)
 
 
-def size_b_of(text: str) -> int:
-    """Bytes of `500MB`, `2GiB`, `2G` (binary, as du has it), or a plain number."""
+def size_b_of(option: str, text: str) -> int:
+    """Bytes of `500MB`, `2GiB`, `2G` (binary, as du has it), or a plain number.
+
+    Args:
+        option: whose value it is.
+        text: the value.
+
+    Raises:
+        UsageError: it is no size, or nothing.
+    """
     units = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
     plain = text.strip().lower()
     binary = not plain.endswith("b") or plain.endswith("ib")
@@ -195,11 +209,11 @@ def size_b_of(text: str) -> int:
         scale = units[letter] if binary else 1000 ** list(units).index(letter)
         size_b = int(value * scale)
     except (KeyError, ValueError, OverflowError):
-        _bad_size(text)
+        _bad_size(option, text)
     if size_b <= 0:
-        _bad_size(text)
+        _bad_size(option, text)
     return size_b
 
 
-def _bad_size(text: str) -> NoReturn:
-    raise CliError(f"{text!r} is not a size: write 500MB or 2GiB")
+def _bad_size(option: str, text: str) -> NoReturn:
+    raise UsageError(f"{option}: {text!r} is not a size: write 500MB or 2GiB")

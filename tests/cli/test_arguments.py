@@ -23,9 +23,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def problem(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """The one line that a call with status 1 says."""
-    assert cli.main([str(word) for word in words]) == 1
+def problem(capsys: pytest.CaptureFixture[str], *words: object, status: int = 2) -> str:
+    """The one line that a call says whose words cannot be used, or that fails with another status."""
+    assert cli.main([str(word) for word in words]) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -58,14 +58,14 @@ SCREEN = ("live", "--screenshot", "/dev/null")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("record", "--only", "host", "--duration", "soon"), "'soon' is not a duration"),
+        (("record", "--only", "host", "--duration", "soon"), "--duration: 'soon' is not a duration"),
         (("record", "--only", "host", "--duration", "0"), "--duration 0: it must be more than nothing"),
-        (("proxy", "--upstream", "http://127.0.0.1:1", "--duration", "soon"), "'soon' is not a duration"),
+        (("proxy", "--upstream", "http://127.0.0.1:1", "--duration", "soon"), "--duration: 'soon' is not a duration"),
         (("calibrate", "--duration", "0s"), "--duration 0s: it must be more than nothing"),
-        ((*SCREEN, "--span", "wide"), "'wide' is not a duration"),
+        ((*SCREEN, "--span", "wide"), "--span: 'wide' is not a duration"),
         ((*SCREEN, "--span", "0"), "--span 0: it must be more than nothing"),
         ((*SCREEN, "--size", "huge"), "--size huge: write columns x lines"),
-        ((*SCREEN, "--retain", "long"), "'long' is not a duration"),
+        ((*SCREEN, "--retain", "long"), "--retain: 'long' is not a duration"),
         ((*SCREEN, "--stall-threshold", "0"), "--stall-threshold 0: it must be more than nothing"),
         ((*SCREEN, "--probe-budget", "nan"), "--probe-budget nan: per cent"),
         ((*SCREEN, "--probe-budget", "0"), "--probe-budget 0: per cent"),
@@ -81,7 +81,8 @@ def test_characters_that_the_config_file_cannot_mean_are_one_line(capsys, home: 
     config = home / "config" / "opusmon" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text('glyphs = "emoji"\n')
-    assert problem(capsys, *SCREEN) == "--glyphs emoji: choose one of auto, braille, block, ascii"
+    said = "--glyphs emoji: choose one of auto, braille, block, ascii"
+    assert problem(capsys, *SCREEN) == f"{said} (options of {config} are in force)"
     assert list(home.rglob("*.opusmon*")) == []
 
 
@@ -121,8 +122,10 @@ def test_frames_are_not_written_to_a_terminal() -> None:
 
 def test_a_state_folder_that_cannot_be_written_names_another_place(capsys, home: Path) -> None:
     (home / "state").touch()
-    said = problem(capsys, "record", "--only", "host", "--duration", "1s")
+    said = problem(capsys, "record", "--only", "host", "--duration", "1s", status=1)
     assert said.startswith(f"cannot write {home}/state/opusmon/")
     assert said.endswith("; -o FILE records elsewhere")
-    said = problem(capsys, "record", "--only", "host", "--duration", "1s", "-o", home / "state" / "a.opusmon")
+    said = problem(
+        capsys, "record", "--only", "host", "--duration", "1s", "-o", home / "state" / "a.opusmon", status=1
+    )
     assert "elsewhere" not in said

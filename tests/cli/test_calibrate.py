@@ -181,7 +181,7 @@ def test_without_root_it_is_one_line_that_says_how() -> None:
 
 
 def test_a_duration_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["calibrate", "--duration", "soon"]) == 1
+    assert cli.main(["calibrate", "--duration", "soon"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "opusmon: 'soon' is not a duration: use 10m, 90s, 1h30m, 500ms or seconds\n"
+    assert err == "opusmon: --duration: 'soon' is not a duration: use 10m, 90s, 1h30m, 500ms or seconds\n"

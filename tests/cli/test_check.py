@@ -72,7 +72,7 @@ def test_what_can_be_chosen_is_what_the_checks_know():
 
 def test_a_bucket_that_is_none_is_one_line(capfd):
     status, out, err = ran(capfd, "check", "graph", "a.py:f", "--bucket", "batch")
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
 
 
@@ -92,13 +92,13 @@ def test_a_traceback_is_shown_with_debug(capfd):
     [
         (("--mark-at", "5s"), "--mark-at says where in a recording: name it with --mark FILE"),
         (("--mark-at", "-5s"), "--mark-at says where in a recording: name it with --mark FILE"),
-        (("--time-limit", "0"), "--time-limit 0 leaves no time"),
-        (("--time-limit", "soon"), "'soon' is not a duration"),
+        (("--time-limit", "0"), "--time-limit 0: it must be more than nothing"),
+        (("--time-limit", "soon"), "--time-limit: 'soon' is not a duration"),
     ],
 )
 def test_a_time_that_makes_no_sense_is_one_line(capfd, words, said):
     status, out, err = ran(capfd, "check", "graph", "a.py:f", *words)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err.startswith(f"opusmon: {said}")
     assert err.count("\n") == 1
 

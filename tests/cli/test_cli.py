@@ -142,9 +142,9 @@ def test_bad_files_are_one_line(verb, session, tmp_path):
 
 def test_unknown_channel_and_time_outside(session):
     assert "it has gpu, gpu_device" in one_line(opusmon("dump", session, "--channel", "gpus"))
-    assert one_line(opusmon("dump", session, "--channel", "gpu", "--from", "03:12:00"))
-    assert one_line(opusmon("dump", session, "--channel", "gpu", "--from", "tomorrow-ish"))
-    assert one_line(opusmon("replay", session, "--at", "-5h", "--screenshot", "/dev/null"))
+    assert one_line(opusmon("dump", session, "--channel", "gpu", "--from", "03:12:00"), 2)
+    assert one_line(opusmon("dump", session, "--channel", "gpu", "--from", "tomorrow-ish"), 2)
+    assert one_line(opusmon("replay", session, "--at", "-5h", "--screenshot", "/dev/null"), 2)
 
 
 def test_a_newer_recording_is_read_as_far_as_it_goes(session, tmp_path):
@@ -240,7 +240,7 @@ def test_screenshots_need_no_terminal(session, tmp_path):
         assert done.returncode == 0, done.stderr
         assert out.read_text().startswith("<svg")
     assert "H200" in (tmp_path / "160x50.svg").read_text()
-    assert one_line(opusmon("replay", session, "--screenshot", tmp_path / "x.svg", "--size", "huge"))
+    assert one_line(opusmon("replay", session, "--screenshot", tmp_path / "x.svg", "--size", "huge"), 2)
 
 
 def test_themes_are_listed_and_their_folder_is_told(host):

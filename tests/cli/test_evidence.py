@@ -123,13 +123,13 @@ def test_info_of_a_copy_without_rows_has_no_times(unwritten):
 @pytest.mark.parametrize("words", [["triage"], ["dump", "--channel", "gpu"]])
 def test_a_range_that_ends_before_it_begins_is_refused(words):
     done = opusmon(words[0], HOG, *words[1:], "--from", "30s", "--to", "20s")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "--from 30s lies after --to 20s" in done.stderr
 
 
 def test_a_time_that_is_empty_is_not_taken_for_none():
     done = opusmon("dump", HOG, "--channel", "gpu", "--to", "")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "'' is not a time" in done.stderr
 
 
@@ -191,7 +191,7 @@ def test_explain_says_that_rows_are_missing(damaged):
 )
 def test_a_password_in_an_address_goes_no_further(words, tmp_path):
     done = opusmon(*words, "http://me:hunter2@127.0.0.1:9", "-o", tmp_path / "r.opusmon")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "password" in done.stderr
     assert "hunter2" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -233,6 +233,7 @@ def test_a_recorder_says_when_it_records_again(monkeypatch, capsys):
     class Session:
         warning = ""
         recording = None
+        source = SimpleNamespace(lost=dict)
 
         def close(self):
             pass

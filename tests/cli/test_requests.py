@@ -50,8 +50,8 @@ class Done:
 
     @property
     def problem(self) -> str:
-        """The last line of one that failed."""
-        assert self.status == 1, (self.status, self.out, self.err)
+        """The last line of one that failed, or whose words could not be used."""
+        assert self.status in (1, 2), (self.status, self.out, self.err)
         assert "Traceback" not in self.err
         return self.err.splitlines()[-1].removeprefix("opusmon: ")
 

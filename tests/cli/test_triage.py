@@ -33,8 +33,9 @@ class Ran:
 
     @property
     def problem(self) -> str:
-        """The one line of a run that failed."""
-        assert (self.status, self.out) == (1, ""), (self.status, self.out, self.err)
+        """The one line of a run that failed, or whose words could not be used."""
+        assert self.status in (1, 2), (self.status, self.out, self.err)
+        assert self.out == "", (self.status, self.out, self.err)
         (line,) = self.err.splitlines()
         assert line.startswith("opusmon: ")
         return line.removeprefix("opusmon: ")

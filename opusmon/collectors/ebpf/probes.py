@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from opusmon.collectors.ebpf import bcc_import, headers
+from opusmon.collectors.ebpf import bcc_import, headers, tracefs
 from opusmon.collectors.ebpf.bcc_text import source
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
 from opusmon.collectors.ebpf.libbpf import LibbpfBackend
@@ -146,16 +146,19 @@ class BccBackend:
             self._detach(link)
 
     def _detach(self, link: object) -> None:
-        """Remove a probe. bcc fails on the trace of it in tracefs where that was mounted later; it is gone then too."""
+        """Remove a probe: closing its descriptor does. bcc would then look for a trace of it in tracefs and complain."""
         if isinstance(link, _Tracepoint):
             with contextlib.suppress(Exception):
                 self._bpf.detach_tracepoint(link.point)
             return
-        # Its descriptor is closed first, and that removes the probe.
-        with contextlib.suppress(Exception):
-            self._bpf.detach_uprobe_event(link)
-        if self._bpf.uprobe_fds.pop(link, None) is not None:
-            self._bcc.BPF._num_open_probes -= 1  # noqa: SLF001  (bcc has a quota and counts on its own)
+        if tracefs.mounted():
+            with contextlib.suppress(Exception):
+                self._bpf.detach_uprobe_event(link)
+                return
+        elif link in self._bpf.uprobe_fds:
+            self._bcc.lib.bpf_close_perf_event_fd(self._bpf.uprobe_fds[link])
+        if link in self._bpf.uprobe_fds:
+            self._bpf._del_uprobe_fd(link)  # noqa: SLF001  (bcc has a quota and counts its probes)
 
     def close(self) -> None:
         """Remove everything; one probe that bcc stumbles over does not keep the others."""
