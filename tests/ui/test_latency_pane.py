@@ -270,7 +270,7 @@ def test_every_reason_is_said_where_there_is_room():
     assert [line.strip() for line in tall[-4:]] == [f"engine {ENGINE} f{n}: none" for n in range(4)]
     low = render(view, 78, 5)
     assert "f0: none" in low[-1]
-    assert low[-1].endswith("+3 more")
+    assert low[-1].endswith("+3 more: w")
 
 
 def test_text_from_outside_is_plain():
