@@ -144,9 +144,8 @@ class Captures:
             self.facts.append(Fact("captured_relaxed", _captured(part), f"in mode relaxed: {_whether(part)}"))
         else:
             causes = self._watched("global", 0, [], others=False)
-        self.problems = causes + self.problems
-        if not places:
             self._cold()
+        self.problems = causes + self.problems
 
     def tables(self) -> list[Table]:
         """Those of all processes, one of a title."""
@@ -228,7 +227,6 @@ class Captures:
             "one": one,
             "warm_ups": warm_ups,
             "watch": watch,
-            "measure": measured is not None,
             "measured": measured,
             "other_threads": other_threads,
         }

@@ -108,7 +108,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
         mode: `global`, `thread_local` or `relaxed`.
         warm_ups: calls before each capture.
         watch: look at each operation and line meanwhile, for their names; slower.
-        measure: replay, compare and time as well, but for the calls in `measured`, a list of their places.
+        measured: places of the calls that need not be replayed, compared and timed as well; None when none is.
         other_threads: in another mode it is captured, which minds no other threads: they are at fault.
         one: stop after the first.
 
@@ -131,7 +131,7 @@ def check(options: Mapping[str, Any], say: Say) -> Result:
             break
         if captured.empty:
             result.problems.append(problem("empty_graph", "no work of the GPU was captured", NOWHERE))
-        if options["measure"] and at - 1 not in options["measured"]:
+        if options["measured"] is not None and at - 1 not in options["measured"]:
             say(f"replaying it {case.label}".rstrip())
             try:
                 compared += _compared(case, captured, found, result)

@@ -433,7 +433,7 @@ class Parts:
             Fact("next", at, ""),
             Fact("captured", captured, ""),
         ]
-        if options["measure"]:
+        if options["measured"] is not None:
             tried = range(options["first"], at if captured else at - 1)
             rows = [(options["mode"], one) for one in tried if one not in options["measured"]]
             result.tables.append(Table("times", ("mode", "inputs"), tuple(rows)))
