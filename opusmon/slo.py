@@ -345,6 +345,11 @@ class Burn:
     bad: float = 0.0
     failed: float = 0.0
 
+    @property
+    def mostly_failed(self) -> bool:
+        """More of the bad ones were in error than bad by the number alone."""
+        return 2 * self.failed > self.bad
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from opusmon.clock import NS
-from opusmon.slo import no_sums
+from opusmon.schema import Rows
+from opusmon.slo import Slo, Text, judge, no_sums, tally
 
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
@@ -29,6 +30,13 @@ MAX_KEPT_CHUNKS = 2 * LONGEST_NS // CHUNK_NS
 
 Judge = Callable[[int], tuple[Floats, int]]
 """Sums of a chunk by its number (it begins at number x `CHUNK_NS`), and the bytes that were read for it."""
+
+
+def chunk_sums(slo: Slo, rows: Rows, text: Text, begin: int) -> tuple[Floats, int]:
+    """Sums by slot of the rows of the chunk that begins at `begin` (monotonic ns), and the bytes read for it."""
+    judged = judge(slo, rows, text)
+    sums = no_sums(CHUNK_SLOTS) if judged is None else tally(judged, begin, SLOT_NS, CHUNK_SLOTS).sums
+    return sums, rows.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,9 @@ import numpy as np
 from opusmon.channels import BY_NAME, KEYFRAME_NS, STATUS
 from opusmon.clock import NS
 from opusmon.schema import Rows, conform
-from opusmon.slo import (
-    COLLECTOR,
-    Burn,
-    Slo,
-    Tally,
-    are_enough,
-    burn,
-    channel_of,
-    judge,
-    no_sums,
-    objectives,
-    tally,
-)
+from opusmon.slo import COLLECTOR, Burn, Slo, Tally, are_enough, burn, channel_of, no_sums, objectives
 from opusmon.slo import Rule as Alert
-from opusmon.slo_past import CHUNK_NS, CHUNK_SLOTS, LONGEST_NS, SETTLED_NS, SLOT_NS, Floats, Kept
+from opusmon.slo_past import CHUNK_NS, CHUNK_SLOTS, LONGEST_NS, SETTLED_NS, SLOT_NS, Floats, Kept, chunk_sums
 from opusmon.times import format_duration
 from opusmon.triage.episodes import Flags, Times
 from opusmon.triage.finding import Evidence, Finding
@@ -192,10 +180,7 @@ def _tally(scene: Scene, one: _Source, longest_ns: int) -> Tally:
 def _chunk(scene: Scene, one: _Source, number: int) -> tuple[Floats, int]:
     begin, end = number * CHUNK_NS, min((number + 1) * CHUNK_NS, scene.t1)
     rows = _read(scene, one, begin, end)
-    judged = judge(one.slo, rows, scene.view.strings.text)
-    if judged is None:
-        return no_sums(CHUNK_SLOTS), rows.nbytes
-    return tally(judged, begin, SLOT_NS, CHUNK_SLOTS).sums, rows.nbytes
+    return chunk_sums(one.slo, rows, scene.view.strings.text, begin)
 
 
 def _read(scene: Scene, one: _Source, begin: int, end: int) -> Rows:
@@ -264,7 +249,7 @@ def _burn_finding(name: str, scene: Scene, one: _Watched, alert: Alert, spell: S
         ),
         cause=_cause(slo, long),
         next="`opusmon explain FILE --from A --to B` over this range: what moved first; latency pane: "
-        + ("failed requests, and the server's log" if 2 * long.failed > long.bad else "slowest requests"),
+        + ("failed requests, and the server's log" if long.mostly_failed else "slowest requests"),
     )
 
 
@@ -278,7 +263,7 @@ def _cause(slo: Slo, seen: Burn) -> str:
         return f"likely {late} {end}"
     if seen.failed >= seen.bad:
         return f"errors, which are bad in this objective too, {end}; none was bad for its {_NAMES[slo.metric]} alone"
-    if 2 * seen.failed > seen.bad:
+    if seen.mostly_failed:
         return f"errors, which are bad in this objective too, more than {late}, {end}"
     return f"likely {late}, more than errors, {end}"
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from opusmon.channels import BY_NAME
 from opusmon.schema import Rows
-from opusmon.slo import Evaluation, Slo, Tally, bracket_s, channel_of, evaluate, judge, no_sums, tally
-from opusmon.slo_past import CHUNK_NS, CHUNK_SLOTS, LONGEST_NS, SETTLED_NS, SLOT_NS, Kept, Room
+from opusmon.slo import Evaluation, Slo, Tally, bracket_s, channel_of, evaluate
+from opusmon.slo_past import CHUNK_NS, CHUNK_SLOTS, LONGEST_NS, SETTLED_NS, SLOT_NS, Kept, Room, chunk_sums
 from opusmon.ui.panes.base import Frame
 from opusmon.ui.panes.latency_numbers import Block
 from opusmon.ui.panes.latency_read import Flags, Floats, read
@@ -93,10 +93,7 @@ def _chunk(frame: Frame, slo: Slo, block: Block, number: int) -> tuple[Floats, i
     """Sums of one chunk by slot, up to the playhead, and the bytes read."""
     begin, end = number * CHUNK_NS, min((number + 1) * CHUNK_NS, frame.t)
     rows = _rows(frame, slo, block, begin, end)
-    judged = judge(slo, rows, frame.view.strings.text)
-    if judged is None:
-        return no_sums(CHUNK_SLOTS), rows.nbytes
-    return tally(judged, begin, SLOT_NS, CHUNK_SLOTS).sums, rows.nbytes
+    return chunk_sums(slo, rows, frame.view.strings.text, begin)
 
 
 def _rows(frame: Frame, slo: Slo, block: Block, begin: int, end: int) -> Rows:
