@@ -154,7 +154,6 @@ class BccBackend:
         if tracefs.mounted():
             with contextlib.suppress(Exception):
                 self._bpf.detach_uprobe_event(link)
-                return
         elif link in self._bpf.uprobe_fds:
             self._bcc.lib.bpf_close_perf_event_fd(self._bpf.uprobe_fds[link])
         if link in self._bpf.uprobe_fds:
