@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opusmon.cli.watch import check_proxy, duration_s_of, headless, naming_a_way
-from opusmon.cli.words import ERROR, OK, CliError, UsageError, duration_ns, size_b_of
+from opusmon.cli.watch import check_proxy, duration_s_of, headless, open_session
+from opusmon.cli.words import ERROR, OK, CliError, UsageError
 
 if TYPE_CHECKING:
     from opusmon.collectors.api.request import Request
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 def proxy(args: argparse.Namespace) -> int:
     """`opusmon proxy`: the recorder with nothing but the proxy."""
-    from opusmon.clock import SystemClock
     from opusmon.collectors.base import LEFT_OUT, Unavailable
-    from opusmon.session import LiveSession, default_path, plan
+    from opusmon.session import plan
 
     check_proxy({"--upstream": args.upstream, "--listen": args.listen, "--allow": ",".join(args.allow)})
     duration_s = duration_s_of(args)
@@ -33,17 +32,7 @@ def proxy(args: argparse.Namespace) -> int:
         f"{LEFT_OUT}: opusmon proxy runs the proxy only", f"opusmon --proxy {args.upstream}"
     )
     wanted = plan(["proxy"], {"proxy": options}, left_out=left_out)
-    retain_ns, retain_b = duration_ns("--retain", args.retain), size_b_of("--retain-size", args.retain_size)
-    with naming_a_way(args.output):
-        session = LiveSession(
-            wanted,
-            SystemClock(),
-            path=args.output or default_path(),
-            keep_window=False,
-            retain_ns=retain_ns,
-            retain_b=retain_b,
-            process="record",
-        )
+    session = open_session(wanted, args, keep_window=False, process="record")
     print(f"opusmon: once it listens, {how_to_reach(args.listen)}", file=sys.stderr)
     return headless(session, duration_s)
 

@@ -14,7 +14,7 @@ from opusmon.cli.files import check_screen, show
 from opusmon.cli.words import ERROR, OK, CliError, UsageError, duration_ns, need_terminal, say, size_b_of
 
 if TYPE_CHECKING:
-    from opusmon.session import LiveSession
+    from opusmon.session import LiveSession, Plan
     from opusmon.slo import Slo
 
 
@@ -92,8 +92,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) -> LiveSession:
     from opusmon import sudo
-    from opusmon.clock import SystemClock
-    from opusmon.session import LiveSession, default_path, plan
+    from opusmon.session import plan
 
     interval_ns = _interval_ns(args.interval)
     options = _options(args)
@@ -106,25 +105,40 @@ def _live_session(args: argparse.Namespace, *, keep_window: bool, process: str) 
         say(f"{name} was set up and does not run: --only names {', '.join(only)}")
     if wanted.raised:
         sudo.ask()
+    return open_session(
+        wanted,
+        args,
+        keep_window=keep_window,
+        interval_ns=interval_ns,
+        pids=args.pid,
+        process=process,
+        slos=slos,
+    )
+
+
+def open_session(wanted: Plan, args: argparse.Namespace, **more: Any) -> LiveSession:
+    """A session of what was planned, in the recording and with the limits that the words ask for.
+
+    Args:
+        wanted: what it runs.
+        args: the words.
+        more: as `LiveSession` takes it.
+
+    Raises:
+        UsageError: a limit cannot be used.
+        CliError, RecordingError: see `_naming_a_way`.
+    """
+    from opusmon.clock import SystemClock
+    from opusmon.session import LiveSession, default_path
+
     path = None if getattr(args, "no_record", False) else args.output or default_path()
     retain_ns, retain_b = duration_ns("--retain", args.retain), size_b_of("--retain-size", args.retain_size)
-    with naming_a_way(args.output):
-        return LiveSession(
-            wanted,
-            SystemClock(),
-            path=path,
-            keep_window=keep_window,
-            interval_ns=interval_ns,
-            pids=args.pid,
-            retain_ns=retain_ns,
-            retain_b=retain_b,
-            process=process,
-            slos=slos,
-        )
+    with _naming_a_way(args.output):
+        return LiveSession(wanted, SystemClock(), path=path, retain_ns=retain_ns, retain_b=retain_b, **more)
 
 
 @contextmanager
-def naming_a_way(output: Path | None) -> Iterator[None]:
+def _naming_a_way(output: Path | None) -> Iterator[None]:
     """Add to a file that cannot be made how to have it elsewhere; nothing where the user chose the place.
 
     Raises:
