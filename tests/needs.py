@@ -65,6 +65,15 @@ def _sudo() -> str:
     return _root() or (f"not installed: {', '.join(missing)}" if missing else "")
 
 
+def _readable() -> str:
+    """For tests that become an ordinary user."""
+    found = find_spec("opusmon")
+    folders = Path(found.origin).parents if found is not None and found.origin else ()
+    return (
+        "" if all(folder.stat().st_mode & 1 for folder in folders) else "only root may enter opusmon's folder"
+    )
+
+
 def _cupti() -> str:
     """The vendor's headers, which the wheel of that library brings."""
     return "" if find_spec("nvidia") is not None else "nvidia-cuda-cupti is not installed"
@@ -98,6 +107,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "prometheus": _program("prometheus"),
     "tmpfs": _tmpfs,
     "sudo": _sudo,
+    "readable": _readable,
     "cupti": _cupti,
     "torch": _torch,
     "triton": _triton,
