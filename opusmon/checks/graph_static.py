@@ -256,7 +256,7 @@ def _inputs(found: Sequence[Case], result: Result) -> None:
         Fact(
             "graphs",
             graphs,
-            f"{graphs} graphs for {len(found)} inputs: one for each set of shapes and values",
+            f"{counted(graphs, 'graph')} for {counted(len(found), 'input')}: one for each set of shapes and values",
         )
     )
     if rows:
