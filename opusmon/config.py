@@ -1,4 +1,4 @@
-"""The user's config file: the same words as the command line, as its defaults."""
+"""The user's two files: config.toml, the words of the command line as its defaults, and triage.toml, limits of rules."""
 
 from __future__ import annotations
 
@@ -56,15 +56,37 @@ def defaults(file: Path | None = None, *, screen: bool = True) -> dict[str, Any]
     place = file or path()
     if not is_there(place):
         return {}
-    import tomllib  # 3 ms that most starts need not spend
-
-    try:
-        said = tomllib.loads(place.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{place}: {reason_of(error)}") from error
+    said = _read(place)
     for key, value in said.items():
         _check(place, key, value)
     return {key.replace("-", "_"): value for key, value in said.items() if screen or key not in _SCREEN}
+
+
+def limits(file: Path | None = None) -> dict[str, float]:
+    """Thresholds of the rules in force: the usual ones, and those that triage.toml changes.
+
+    Args:
+        file: instead of the usual place; this one must be there.
+
+    Raises:
+        ConfigError: it cannot be read, or names a limit that does not exist or a value that is none.
+    """
+    from opusmon.triage.limits import LimitError, overridden  # all rules' tables, which only few verbs need
+
+    place = file or config_dir() / "triage.toml"
+    try:
+        return overridden(_read(place) if file is not None or is_there(place) else {})
+    except LimitError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _read(place: Path) -> dict[str, Any]:
+    import tomllib  # 3 ms that most starts need not spend
+
+    try:
+        return tomllib.loads(place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{place}: {reason_of(error)}") from error
 
 
 def _check(place: Path, key: str, value: Any) -> None:

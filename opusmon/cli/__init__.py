@@ -150,7 +150,6 @@ def _expected(error: Exception) -> bool:
 
     if type(error).__name__ in (
         "CanaryRefused",
-        "LimitError",
         "ExplainError",
     ):  # known without loading their modules
         return True

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from opusmon import config
 from opusmon.cli.words import (
     ERROR,
     OK,
@@ -64,17 +66,32 @@ def _playhead(session: Session, args: argparse.Namespace) -> Playhead:
     return playhead
 
 
-def check_screen(args: argparse.Namespace) -> tuple[int, tuple[int, int]]:
-    """Time range of the histories in ns, and the size of a picture.
+@dataclass(frozen=True, slots=True)
+class ScreenOptions:
+    """What the words and the user's files say of the screen.
+
+    Attributes:
+        span_ns: time range of the histories.
+        size: columns and lines of a picture.
+        limits: thresholds of the rules in force.
+    """
+
+    span_ns: int
+    size: tuple[int, int]
+    limits: dict[str, float]
+
+
+def screen_options(args: argparse.Namespace) -> ScreenOptions:
+    """What the screen is told, to be asked for before anything has begun.
 
     Raises:
-        UsageError, TimeError: one of them cannot be used.
+        UsageError, TimeError, ConfigError: one of them cannot be used.
     """
     from opusmon.ui.glyphs import NAMES
 
     if args.glyphs not in NAMES:  # argparse looks at the command line only, not at the config file
         raise UsageError(f"--glyphs {args.glyphs}: choose one of {', '.join(NAMES)}")
-    return duration_ns("--span", args.span), columns_lines(args.size)
+    return ScreenOptions(duration_ns("--span", args.span), columns_lines(args.size), config.limits())
 
 
 def show(session: Session, args: argparse.Namespace, playhead: Playhead | None = None) -> int:
@@ -91,17 +108,18 @@ def show(session: Session, args: argparse.Namespace, playhead: Playhead | None =
         glyphs = "braille" if glyphs == "auto" else glyphs
         theme = theme or ("" if "NO_COLOR" in os.environ else DEFAULT)
     try:
-        span_ns, size = check_screen(args)
+        options = screen_options(args)
         app = OpusmonApp(
             session,
             glyphs=pick(glyphs, os.environ, terminal_encoding(os.environ)),
             theme=theme,
             environ=os.environ,
             playhead=playhead,
-            span_ns=span_ns,
+            span_ns=options.span_ns,
+            limits=options.limits,
         )
         if drawing:
-            svg = asyncio.run(screenshot(app, size, lambda: session.window.t1 > 0, 5.0))
+            svg = asyncio.run(screenshot(app, options.size, lambda: session.window.t1 > 0, 5.0))
             for problem in app.theme_problems:
                 print(f"opusmon: {problem}", file=sys.stderr)
             write_private(args.screenshot, svg)

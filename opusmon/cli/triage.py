@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from pathlib import Path
-from typing import Any
 
 from opusmon.cli.words import (
     ERROR,
     FINDINGS,
     OK,
-    CliError,
     UsageError,
     need_rows,
     open_recording,
@@ -20,7 +17,6 @@ from opusmon.cli.words import (
     range_of,
     say_damage,
 )
-from opusmon.text import reason_of
 
 LEVELS = {"note": 1, "warning": 2, "critical": 3}
 
@@ -31,12 +27,12 @@ def triage(args: argparse.Namespace) -> int:
         return _limits_help()
     if args.file is None:
         raise UsageError("name the recording: opusmon triage FILE")
+    from opusmon import config
     from opusmon.cli.halves import look_over
     from opusmon.triage import report
-    from opusmon.triage.limits import overridden
     from opusmon.window import Window
 
-    limits = overridden(_limits(args.limits))
+    limits = config.limits(args.limits)
     with open_recording(args.file, through=True) as recording:
         need_rows(recording)
         view = Window.over(recording)
@@ -102,21 +98,6 @@ def explain(args: argparse.Namespace) -> int:
 def _progress(done: int, total: int) -> None:
     if total > 2:
         progress(done, total)
-
-
-def _limits(path: Path | None) -> dict[str, Any]:
-    """Changed limits: of the file named, else of triage.toml in the config folder."""
-    import tomllib
-
-    from opusmon.paths import config_dir, is_there
-
-    place = path or config_dir() / "triage.toml"
-    if path is None and not is_there(place):
-        return {}
-    try:
-        return tomllib.loads(place.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"{place}: {reason_of(error)}") from error
 
 
 def _limits_help() -> int:

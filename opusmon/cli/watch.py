@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opusmon.cli.files import check_screen, show
+from opusmon.cli.files import screen_options, show
 from opusmon.cli.words import ERROR, OK, CliError, UsageError, duration_ns, need_terminal, say, size_b_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def live(args: argparse.Namespace) -> int:
     """`opusmon live`."""
     need_terminal(args)
-    check_screen(args)
+    screen_options(args)
     session = _live_session(args, keep_window=True, process="screen")
     status = show(session, args)
     state = session.recording

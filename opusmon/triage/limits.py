@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from opusmon.triage import limits_api, limits_cuda, limits_gpu, limits_host
@@ -34,7 +35,7 @@ def overridden(changes: Mapping[str, object]) -> dict[str, float]:
     for name, value in changes.items():
         if name not in values:
             raise LimitError(f"there is no limit {name!r}; `opusmon triage --limits-help` lists them")
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise LimitError(f"{name} must be a number ({LIMITS[name].unit or 'no unit'})")
         values[name] = float(value)
     return values

@@ -35,6 +35,7 @@ class OpusmonApp(App[None]):
         theme: name of a theme, "" for the default one.
         playhead: the instant shown; by default at the edge of a growing session, else at the start.
         span_ns: time range of the histories.
+        limits: thresholds of the rules in force; the usual ones by default.
         environ: environment, for NO_COLOR and the like.
     """
 
@@ -57,6 +58,7 @@ class OpusmonApp(App[None]):
         environ: Mapping[str, str] | None = None,
         playhead: Playhead | None = None,
         span_ns: int = SPAN_NS,
+        limits: Mapping[str, float] | None = None,
     ) -> None:
         self._environ = dict(environ or {})
         # With NO_COLOR Textual must be told before it starts, else its colours become black on black.
@@ -65,6 +67,7 @@ class OpusmonApp(App[None]):
         self.glyphs = glyphs
         self._theme_wanted = theme
         self._span_ns = span_ns
+        self._limits = limits
         self.playhead = playhead if playhead is not None else playhead_of(session)
         self.theme_problems: list[str] = []
         self._own_themes: list[str] = []
@@ -73,7 +76,7 @@ class OpusmonApp(App[None]):
 
     def get_default_screen(self) -> Screen[None]:
         """The dashboard."""
-        return Dashboard(self.session, self.playhead, self.glyphs, span_ns=self._span_ns)
+        return Dashboard(self.session, self.playhead, self.glyphs, span_ns=self._span_ns, limits=self._limits)
 
     def on_mount(self) -> None:
         """Apply the theme and start the session."""

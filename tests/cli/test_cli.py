@@ -286,6 +286,16 @@ def test_nothing_of_the_current_folder_is_run(host, tmp_path):
         assert len(recording.query("gpu", 0, recording.t1))
 
 
+@pytest.mark.parametrize("verb", ["live", "demo"])
+def test_limits_of_the_config_folder_are_those_of_the_screen(host, tmp_path, verb):
+    folder = tmp_path / "config" / "opusmon"
+    folder.mkdir(parents=True)
+    (folder / "triage.toml").write_text("hbm_bw_pcts = 98\n")
+    done = opusmon(verb, "--screenshot", tmp_path / "x.svg", env=host)
+    assert f"{folder}/triage.toml: there is no limit 'hbm_bw_pcts'" in one_line(done)
+    assert [*tmp_path.rglob("*.svg"), *tmp_path.rglob("*.opusmon")] == []
+
+
 @pytest.mark.parametrize(
     "words",
     [["--interval", "50ms"], ["--interval", "90s"], ["--retain-size", "1e999"], ["--retain-size", "0"],

@@ -218,6 +218,19 @@ def test_limits_of_the_config_folder_are_found_and_a_file_named_goes_before_them
     assert rules(triage(night, "--json", "--limits", tmp_path / "other.toml")) == BOTH
 
 
+@pytest.mark.parametrize(("limit", "words"), [("95", "1&#160;finding&#160;!"), ("98", "")])
+def test_limits_of_the_config_folder_are_those_of_the_screen(
+    triage, night: Path, tmp_path: Path, limit: str, words: str
+) -> None:
+    folder = tmp_path / "config" / "opusmon"
+    folder.mkdir(parents=True)
+    (folder / "triage.toml").write_text(f"hbm_bw_pct = {limit}\n")
+    picture = tmp_path / "x.svg"
+    assert cli.main(["replay", str(night), "--at", "120s", "--screenshot", str(picture)]) == 0
+    found = re.search(r"\d+&#160;findings?&#160;!+", picture.read_text())
+    assert (found[0] if found else "") == words
+
+
 def test_limits_help_is_a_file_of_limits(triage, night: Path, tmp_path: Path) -> None:
     import tomllib
 
@@ -232,25 +245,11 @@ def test_limits_help_is_a_file_of_limits(triage, night: Path, tmp_path: Path) ->
     assert rules(triage(night, "--json", "--limits", tmp_path / "limits.toml")) == BOTH
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("hbm_bw_pcts = 98", "there is no limit 'hbm_bw_pcts'; `opusmon triage --limits-help` lists them"),
-        ('hbm_bw_pct = "98"', "hbm_bw_pct must be a number (%)"),
-        ("hbm_bw_pct = true", "hbm_bw_pct must be a number (%)"),
-        ("hbm_bw_pct", "limits.toml: "),
-        ("\udcff", "limits.toml: "),
-        (None, "limits.toml: "),
-    ],
-    ids=["unknown", "text", "flag", "not toml", "not text", "missing"],
-)
-def test_limits_that_cannot_be_used_are_one_line(
-    triage, night: Path, tmp_path: Path, content: str | None, words: str
-) -> None:
+def test_limits_that_cannot_be_used_are_one_line(triage, night: Path, tmp_path: Path) -> None:
     place = tmp_path / "limits.toml"
-    if content is not None:
-        place.write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert words in triage(night, "--limits", place).problem
+    assert triage(night, "--limits", place).problem == f"{place}: no such file or directory"
+    place.write_text("hbm_bw_pct = nan\n")
+    assert triage(night, "--limits", place).problem == f"{place}: hbm_bw_pct must be a number (%)"
 
 
 # -- what cannot be done -----------------------------------------------------------------------------------------

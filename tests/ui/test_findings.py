@@ -16,6 +16,7 @@ from opusmon.clock import NS, Anchor, Anchors, ManualClock
 from opusmon.recording import Recorder
 from opusmon.schema import Batch
 from opusmon.triage.finding import Evidence, Finding
+from opusmon.triage.limits import overridden
 from opusmon.triage.rank import rank
 from opusmon.triage.severity import CRIT, NOTE, WARN
 from opusmon.ui.findings import NONE_YET, covering, sheet_lines
@@ -92,6 +93,14 @@ async def test_the_badge_counts_what_holds_at_the_playhead(recording: Path, size
             assert len(it.text("#header")) == size[0]
             for word in ("gpu-host-7", "PAUSED "):
                 assert word in it.text("#header")
+
+
+async def test_the_limits_in_force_are_those_of_the_screen(recording: Path) -> None:
+    """97 % is over the usual 95, and not over 98."""
+    limits = overridden({"hbm_bw_pct": 98})
+    async with replay(path=recording, limits=limits) as it:
+        await look(it, 180)
+        assert [one.rule for one in it.board.triage.findings] == ["xid"]
 
 
 async def test_in_ascii_the_badge_is_ascii(recording: Path) -> None:

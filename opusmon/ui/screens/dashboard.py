@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -58,6 +58,7 @@ class Dashboard(TimeScreen):
         glyphs: characters to draw with.
         fps: frames per second at most; a frame in which nothing changed is not drawn.
         span_ns: time range of the histories at first.
+        limits: thresholds of the rules in force; the usual ones by default.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -106,12 +107,13 @@ class Dashboard(TimeScreen):
         *,
         fps: float = FPS,
         span_ns: int = SPAN_NS,
+        limits: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.session = session
         self.playhead = playhead
         self.places = Places(session.window)
-        self.triage = Watch(session.window)
+        self.triage = Watch(session.window, limits)
         self._glyphs = glyphs
         self._fps = fps
         self.span_ns = span_ns
