@@ -64,7 +64,10 @@ def headless(session: LiveSession, duration_s: float | None) -> int:
 
     async def until_stopped() -> None:
         task = asyncio.ensure_future(run(session, duration_s, report))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it records on
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from needs import needs
+from needs import PROBES, needs
 from nvml_stub import Stub
 from sessions import h200x2
 
 from opusmon.recording import Recording
+
+pytestmark = PROBES
 
 
 def opusmon(*words, env=None, **kwargs):
@@ -199,6 +201,23 @@ def test_a_recorder_that_is_told_to_stop_leaves_one_whole_file(host, tmp_path, n
     assert [found.name for found in tmp_path.glob("s.opusmon*")] == ["s.opusmon"]
     with Recording.open(path) as recording:
         assert recording.finished
+
+
+def test_under_nohup_a_lost_connection_does_not_end_a_recorder(host, tmp_path):
+    path = tmp_path / "s.opusmon"
+    argv = ["nohup", sys.executable, "-m", "opusmon", "record", "--only", "gpu", "-o", str(path)]
+    recorder = subprocess.Popen(argv, env=host, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_rows(path)
+    recorder.send_signal(signal.SIGHUP)
+    wait_for_rows(path, rows_s(path) + 2)
+    recorder.terminate()
+    assert recorder.wait(20) == 0
+
+
+def rows_s(path):
+    """Length of a recording so far."""
+    with Recording.open(path) as recording:
+        return (recording.t1 - recording.t0) / 1e9
 
 
 def test_a_recorder_that_is_killed_loses_a_second_at_most(host, tmp_path):
