@@ -17,10 +17,12 @@ import aiohttp
 import fake_upstream as up
 import pytest
 from fake_upstream import FakeUpstream, Script
-from needs import needs
+from needs import PROBES, needs
 from nvml_stub import Stub
 
 from opusmon.recording import Recording
+
+pytestmark = PROBES
 
 
 class Terminal:

@@ -13,6 +13,7 @@ import anthropic
 import fake_upstream as up
 import pytest
 from fake_upstream import FakeUpstream, Script
+from needs import PROBES
 from sessions import DATA
 
 from opusmon import config
@@ -32,6 +33,8 @@ from .api_runs import (
     rows,
     running,
 )
+
+pytestmark = PROBES
 
 
 def span() -> dict[str, object]:

@@ -22,15 +22,15 @@ from pathlib import Path
 
 import pytest
 from cuda_stub import Load, copy_of_library
-from needs import lacking, needs
+from needs import PROBES, lacking, needs
 
 from opusmon import session, sudo
 from opusmon.collectors.streams import StreamsCollector
 from opusmon.recording import Recording
 
+pytestmark = PROBES
+
 USER, UID = "opusmon-test", 64_123
-FREE_NS = 150
-"""A launch of the stub takes 3-10 ns; with a probe on it, 250 ns and more."""
 LIMIT_S = 30.0
 MS = 1_000_000
 WORDS = ("record", "--sudo", "--only", "streams,stalls,host", "--interval", "500ms")
@@ -174,11 +174,6 @@ def load(tmp_path: Path) -> Iterator[Load]:
 # -- what can be seen from outside -------------------------------------------------------------------------------
 
 
-def is_probed(load: Load) -> bool:
-    """Whether a launch costs what a probe costs; the best of three, as this machine may be busy."""
-    return min(load.do("kernel 5000 7") for _ in range(3)) / 5000 > FREE_NS
-
-
 def uids(pid: int) -> set[int]:
     """Real, effective, saved and filesystem user of a process."""
     found = re.search(r"^Uid:\s+(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
@@ -215,7 +210,7 @@ def has_probes(pid: int) -> bool:
 
 def is_on(terminal: Terminal, load: Load) -> bool:
     """Whether the worker of a terminal's opusmon has set its probes; those of another may be on too."""
-    return has_probes(workers(terminal.pid).get("streams", 0)) and is_probed(load)
+    return has_probes(workers(terminal.pid).get("streams", 0)) and load.is_probed()
 
 
 def is_gone(pid: int) -> bool:
@@ -269,7 +264,7 @@ def test_the_probes_are_roots_and_the_recorder_is_not(person: Person, load: Load
     assert [one.name for one in person.folder.glob("s.opusmon*")] == ["s.opusmon"]
     assert rows(path, "host")
     assert b"assword" not in terminal.output
-    terminal.until(lambda: not is_probed(load) and all(map(is_gone, found.values())))
+    terminal.until(lambda: not load.is_probed() and all(map(is_gone, found.values())))
 
 
 def test_no_probe_is_left_when_the_recorder_is_killed(person: Person, load: Load) -> None:
@@ -278,7 +273,7 @@ def test_no_probe_is_left_when_the_recorder_is_killed(person: Person, load: Load
     everybody = family(terminal.pid)
     assert len(everybody) >= 3  # the recorder, sudo, the worker
     os.kill(terminal.pid, signal.SIGKILL)
-    terminal.until(lambda: not is_probed(load) and all(map(is_gone, everybody)))
+    terminal.until(lambda: not load.is_probed() and all(map(is_gone, everybody)))
 
 
 def test_no_probe_is_left_when_the_worker_is_killed_and_it_comes_back(person: Person, load: Load) -> None:
@@ -294,7 +289,7 @@ def test_no_probe_is_left_when_the_worker_is_killed_and_it_comes_back(person: Pe
     assert len(told) == 1
     terminal.send(b"\x03")
     terminal.until(terminal.ended)
-    terminal.until(lambda: not is_probed(load))
+    terminal.until(lambda: not load.is_probed())
 
 
 # -- it is refused -----------------------------------------------------------------------------------------------

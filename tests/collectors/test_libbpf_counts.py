@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cuda_stub import Load, built, copy_of_library
 from cuda_stub.watch import Watch
-from needs import needs
+from needs import PROBES, needs
 
 from opusmon.collectors.ebpf import elf, probes
 from opusmon.collectors.ebpf.attach import Libraries
@@ -29,11 +29,11 @@ from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.facilities_ebpf import multi_uprobes
 from opusmon.schema import StringTable
 
+pytestmark = PROBES
+
 needs("root", "gcc")
 
 MS = 1_000_000
-FREE_NS = 150
-"""A launch of the stub takes 3-10 ns; with a probe on it, 250 ns and more."""
 
 BACKENDS: dict[str, tuple[str, Callable[[], probes.Backend]]] = {
     "libbpf": ("libbpf", lambda: LibbpfBackend("streams", cflags())),
@@ -96,7 +96,8 @@ def test_every_kind_of_call_is_counted_exactly_and_probes_end_with_the_backend(
             "threads 113 18 7",
             "bad_config",
         )
-        took = sum(load.do(command) for command in commands)
+        each = {command: load.do(command) for command in commands}
+        took = sum(each.values())
         batch = table.read(time.monotonic_ns(), took, Coverage(0, polls=True))
         assert batch is not None
         rows = {int(row["stream"]): row for row in batch.rows}
@@ -107,7 +108,9 @@ def test_every_kind_of_call_is_counted_exactly_and_probes_end_with_the_backend(
         counts = ("graph_launches", "copies", "h2d_b", "d2d_b", "waits", "not_ready")
         assert [row[name] for name in counts] == [7, 3 + 5 + 1, 3 * 1009, 5 * 11, 2 + 3, 13]
         assert 6 * MS <= row["wait_ns"] <= took
-        assert row["wait_lt_10ms"] == 2
+        assert (
+            2 * (each["wait 2 17 3000000"] < 10 * MS) <= row["wait_lt_10ms"] <= 2
+        )  # a busy machine wakes late
         assert strings.text(row["thread"]) == "cuda_load"
         # Launches: one hit each. Waits and polls: entry and return. Copies, graphs, records: one.
         hits = table.hits()
@@ -115,7 +118,7 @@ def test_every_kind_of_call_is_counted_exactly_and_probes_end_with_the_backend(
             launch=10_007 + 307 + 23 + 7 * 113 + 1, poll=2 * 29, always=7 + 9 + 2 * 5 + 1, lost_read=1
         )
         libraries.switch("launch", False)
-        assert load.do("kernel 100000 17") / 100_000 < FREE_NS
+        assert not load.is_probed()
         load.do("wait 1 17 0")
         assert table.hits() == Hits(always=2)
         table_fd = backend.map_fd("streams")
@@ -123,7 +126,7 @@ def test_every_kind_of_call_is_counted_exactly_and_probes_end_with_the_backend(
         backend.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(table_fd)
-        assert load.do("wait 10000 17 0") / 10_000 < FREE_NS
+        assert not load.is_probed("wait")
         libraries.close()
 
 

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 from cuda_stub import Load, built, copy_of_library
 from cuda_stub.stall_watch import StallWatch
-from needs import lacking, needs
+from needs import PROBES, lacking, needs
 
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.ebpf import stall_maps
 from opusmon.collectors.stalls import StallsCollector
 from opusmon.cuda_codes import CAPTURE_CODES
 
+pytestmark = PROBES
+
 needs("root", "gcc")
 if why := StallsCollector.probe():
     lacking("libbpf", f"probes cannot be set here: {why.reason}")
 
 MS = 1_000_000
-ALLOWED = 60 * MS
-"""How much later than planned this machine may wake a thread up."""
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +96,10 @@ def test_a_long_wait_is_an_event(
 ) -> None:
     begin = time.monotonic_ns()
     took = load.do(command)
+    end = time.monotonic_ns()
     row = one(watch, load, "wait")
     assert 20 * MS <= row["dur_ns"] <= took
-    assert begin + 20 * MS <= row["t"] <= begin + took + ALLOWED
+    assert begin + 20 * MS <= row["t"] <= end
     assert (row["call"], row["stream"], row["tid"], row["code"]) == (call, stream, load.pid, 0)
     assert row["size_b"] == size or (math.isnan(size) and math.isnan(row["size_b"]))
     assert (row["process"], row["thread"], row["count"]) == ("cuda_load", "cuda_load", 1)
@@ -256,13 +257,15 @@ def test_a_storm_of_allocations_is_a_row_an_interval(watch: StallWatch, load: Lo
 
 
 def test_a_capture_that_ends_well(watch: StallWatch, load: Load) -> None:
+    begin = time.monotonic_ns()
     load.do("call cuStreamBeginCapture_v2 7 0 0 0 0")
     load.do(f"sleep {12 * MS}")
     load.do("kernel 5 7")
-    took = load.do("call cuStreamEndCapture 7 0 0 0 0")
+    load.do("call cuStreamEndCapture 7 0 0 0 0")
+    took = time.monotonic_ns() - begin
     row = one(watch, load, "capture")
     assert (row["reason"], row["code"], row["stream"], row["before"]) == ("ended", 0, 7, "")
-    assert 12 * MS <= row["dur_ns"] <= 12 * MS + took + ALLOWED
+    assert 12 * MS <= row["dur_ns"] <= took
     assert (row["by_tid"], row["by_call"]) == (0, "")
     assert math.isnan(row["by_code"])
 

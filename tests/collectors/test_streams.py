@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from cuda_stub import Load, copy_of_library
 from cuda_stub.watch import Watch
-from needs import lacking, needs
+from needs import PROBES, lacking, needs
 
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.streams import StreamsCollector
+
+pytestmark = PROBES
 
 needs("root", "gcc")
 if why := StreamsCollector.probe():
     lacking("root", f"probes cannot be set here: {why.reason}")
 
 MS = 1_000_000
-FREE_NS = 150
-"""A launch of the stub takes 3-10 ns; with a probe on it, 250 ns and more."""
 
 
 @pytest.fixture(scope="module")
@@ -123,26 +123,30 @@ def test_bytes_by_direction(watch: Watch) -> None:
 
 def test_waits_have_their_durations(watch: Watch) -> None:
     with Load() as load:
-        took = 0
         watch.batches.clear()
-        for command in (
-            "wait 3 21 0",
-            "wait 5 21 300000",
-            "wait 3 21 2000000",
-            "wait 2 21 20000000",
-            "wait 1 21 200000000",
-        ):
-            took += load.do(command)
-        watch.until(lambda: watch.sums(load.pid, 21).get("wait_lt_1s", 0) >= 1)
+        asked = [0] * 3 + [300_000] * 5 + [2 * MS] * 3 + [20 * MS] * 2 + [200 * MS]
+        took = [load.do(f"wait 1 21 {ns}") for ns in asked]
+        watch.until(lambda: watch.sums(load.pid, 21).get("waits", 0) == len(asked))
         sums = watch.sums(load.pid, 21)
-        assert sums["waits"] == 14
-        asked = 5 * 0.3 * MS + 3 * 2 * MS + 2 * 20 * MS + 200 * MS
-        assert asked <= sums["wait_ns"] <= took  # what the caller saw bounds it from above
-        assert sums["wait_lt_10us"] + sums.get("wait_lt_100us", 0) == 3
-        bins = [sums.get(f"wait_lt_{end}", 0) for end in ("1ms", "10ms", "100ms", "1s")]
-        assert bins == [5, 3, 2, 1]
+        assert sum(asked) <= sums["wait_ns"] <= sum(took)  # what the caller saw bounds it from above
+        ends = {
+            "10us": 10_000,
+            "100us": 100_000,
+            "1ms": MS,
+            "10ms": 10 * MS,
+            "100ms": 100 * MS,
+            "1s": 1000 * MS,
+        }
+        so_far = 0.0
+        for (
+            words,
+            end,
+        ) in ends.items():  # on a busy machine a wait can be longer than asked, and the caller sees it
+            so_far += sums.get(f"wait_lt_{words}", 0)
+            assert sum(ns < end for ns in took) <= so_far <= sum(ns < end for ns in asked), words
+        assert so_far + sums.get("wait_ge_1s", 0) == len(asked)
         longest = max(row["wait_max_ns"] for row in watch.rows("stream") if row["stream"] == 21)
-        assert 200 * MS <= longest <= 200 * MS + (took - asked)
+        assert 200 * MS <= longest <= max(took)
 
 
 def test_an_event_stands_for_its_stream_and_a_context_for_all(watch: Watch) -> None:
@@ -168,14 +172,22 @@ def test_synchronous_copies_are_copies_and_waits(watch: Watch) -> None:
 
 def test_a_bubble_reaches_from_the_end_of_a_wait_to_the_next_launch(watch: Watch) -> None:
     with Load() as load:
-        commands = ("kernel 1 41", "wait 1 41 1000000", f"sleep {30 * MS}", "graph 1 41", "kernel 5 41")
-        sums = counted(watch, load, 41, *commands, field="launches", count=6)
-        assert sums["bubbles"] == 1
-        assert 30 * MS <= sums["bubble_ns"] < 130 * MS
-        commands = ("wait_context 1 1000000", f"sleep {20 * MS}", "kernel 2 41")
-        sums = counted(watch, load, 41, *commands, field="launches", count=2)
-        assert sums["bubbles"] == 1
-        assert 20 * MS <= sums["bubble_ns"] < 120 * MS
+        for asked, commands, launches in (
+            (
+                30 * MS,
+                ("kernel 1 41", "wait 1 41 1000000", f"sleep {30 * MS}", "graph 1 41", "kernel 5 41"),
+                6,
+            ),
+            (20 * MS, ("wait_context 1 1000000", f"sleep {20 * MS}", "kernel 2 41"), 2),
+        ):
+            watch.batches.clear()
+            began = time.monotonic_ns()
+            for command in commands:
+                load.do(command)
+            took = time.monotonic_ns() - began
+            sums = counted(watch, load, 41, field="launches", count=launches)
+            assert sums["bubbles"] == 1
+            assert asked <= sums["bubble_ns"] <= took
 
 
 def test_polls_that_are_not_ready(watch: Watch) -> None:
@@ -259,7 +271,7 @@ def test_launches_over_the_budget_are_counted_in_bursts(watch: Watch) -> None:
         row = watch.last(load.pid, 101)
         assert row is not None
         assert all(np.isnan(row[name]) for name in ("bubbles", "bubble_ns", "since_launch_ns"))
-        watch.until(lambda: load.do("kernel 100000 101") / 100_000 < FREE_NS, 60)  # no probe is hit any more
+        watch.until(lambda: not load.is_probed(stream=101), 60)
         sums = counted(watch, load, 101, "graph 11 101", "d2d 3 5 101", field="copies", count=3)
         assert sums == {"graph_launches": 11, "copies": 3, "d2d_b": 15}
         watch.after(lambda: (row := watch.last(load.pid, 101)) is not None and row["launches"] == 0, 40)
