@@ -17,9 +17,6 @@ import pytest
 
 VARIABLE = "OPUSMON_TEST_REQUIRE"
 
-PROBES = pytest.mark.xdist_group("probes")
-"""For files whose tests set probes on libcuda, or run an opusmon that does: one after the other, not side by side."""
-
 
 def _program(name: str) -> Callable[[], str]:
     return lambda: "" if shutil.which(name) else f"{name} is not installed"

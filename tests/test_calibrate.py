@@ -14,7 +14,7 @@ import pytest
 from cuda_stub import Load
 from hypothesis import given
 from hypothesis import strategies as st
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon import calibrate
 from opusmon.calibrate import (
@@ -34,8 +34,6 @@ from opusmon.collectors.ebpf import probes
 from opusmon.collectors.ebpf.stream_rows import bin_edges_ns
 from opusmon.collectors.ebpf.stream_timing import LaunchTimes
 from opusmon.quantiles import Buckets, buckets, merge
-
-pytestmark = PROBES
 
 US, MS = 1_000.0, 1_000_000
 

@@ -18,13 +18,11 @@ from pathlib import Path
 
 import pytest
 from cuda_stub import Load, copy_of_library
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 from sessions import DATA
 
 from opusmon import cli
 from opusmon.collectors import streams
-
-pytestmark = PROBES
 
 Done = subprocess.CompletedProcess[str]
 

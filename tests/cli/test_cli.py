@@ -12,13 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from needs import PROBES, needs
+from needs import needs
 from nvml_stub import Stub
 from sessions import h200x2
 
 from opusmon.recording import Recording
-
-pytestmark = PROBES
 
 
 def opusmon(*words, env=None, **kwargs):

@@ -17,12 +17,10 @@ import aiohttp
 import fake_upstream as up
 import pytest
 from fake_upstream import FakeUpstream, Script
-from needs import PROBES, needs
+from needs import needs
 from nvml_stub import Stub
 
 from opusmon.recording import Recording
-
-pytestmark = PROBES
 
 
 class Terminal:

@@ -13,7 +13,6 @@ import anthropic
 import fake_upstream as up
 import pytest
 from fake_upstream import FakeUpstream, Script
-from needs import PROBES
 from sessions import DATA
 
 from opusmon import config
@@ -33,8 +32,6 @@ from .api_runs import (
     rows,
     running,
 )
-
-pytestmark = PROBES
 
 
 def span() -> dict[str, object]:

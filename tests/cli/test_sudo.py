@@ -22,13 +22,11 @@ from pathlib import Path
 
 import pytest
 from cuda_stub import Load, copy_of_library
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon import session, sudo
 from opusmon.collectors.streams import StreamsCollector
 from opusmon.recording import Recording
-
-pytestmark = PROBES
 
 USER, UID = "opusmon-test", 64_123
 LIMIT_S = 30.0

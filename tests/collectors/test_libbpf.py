@@ -15,7 +15,7 @@ import bpf_objects
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from needs import PROBES, needs
+from needs import needs
 
 from opusmon.collectors.ebpf import bcc_text, libbpf, multi, prebuilt, probes
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
@@ -24,8 +24,6 @@ from opusmon.collectors.ebpf.stream_table import cflags
 from opusmon.collectors.ebpf.symbols import ENTRIES, TIMED_ENTRIES
 from opusmon.collectors.facilities_ebpf import multi_uprobes
 from opusmon.collectors.facility import Host
-
-pytestmark = PROBES
 
 EVERY = [(name, machine) for name in bpf_objects.SOURCES for machine in bpf_objects.MACHINES]
 LDX_DW, EM_BPF = 0x79, 247

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cuda_stub import Load, built, copy_of_library
 from cuda_stub.watch import Watch
-from needs import PROBES, needs
+from needs import needs
 
 from opusmon.collectors.ebpf import elf, probes
 from opusmon.collectors.ebpf.attach import Libraries
@@ -28,8 +28,6 @@ from opusmon.collectors.ebpf.stream_table import Hits, StreamTable, cflags
 from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.facilities_ebpf import multi_uprobes
 from opusmon.schema import StringTable
-
-pytestmark = PROBES
 
 needs("root", "gcc")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cuda_stub import Load, built
-from needs import PROBES, needs
+from needs import needs
 
 from opusmon.collectors.ebpf import elf, hit_price, maps
 from opusmon.collectors.ebpf.hit_price import ASSUMED, Price, price_of
@@ -17,8 +17,6 @@ from opusmon.collectors.ebpf.libbpf import LibbpfBackend
 from opusmon.collectors.ebpf.probes import Backend
 from opusmon.collectors.ebpf.stream_table import cflags
 from opusmon.collectors.facilities_ebpf import multi_uprobes
-
-pytestmark = PROBES
 
 N = 50_000
 

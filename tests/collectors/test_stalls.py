@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 from cuda_stub import Load, built, copy_of_library
 from cuda_stub.stall_watch import StallWatch
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.ebpf import stall_maps
 from opusmon.collectors.stalls import StallsCollector
 from opusmon.cuda_codes import CAPTURE_CODES
-
-pytestmark = PROBES
 
 needs("root", "gcc")
 if why := StallsCollector.probe():

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 from cuda_stub import Load, built
 from cuda_stub.stall_watch import StallWatch
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon.collectors.ebpf.errors import ProbesUnavailable
 from opusmon.collectors.ebpf.stall_cost import FILTER_NS
 from opusmon.collectors.stalls import StallsCollector
-
-pytestmark = PROBES
 
 needs("root", "gcc")
 if why := StallsCollector.probe():

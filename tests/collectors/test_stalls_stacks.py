@@ -14,14 +14,12 @@ import pytest
 from cuda_stub import built
 from hypothesis import given
 from hypothesis import strategies as st
-from needs import PROBES, needs
+from needs import needs
 
 from opusmon.collectors.ebpf import stacks
 from opusmon.collectors.ebpf.elf import NotALibrary
 from opusmon.collectors.ebpf.libcuda import Scanner
 from opusmon.collectors.ebpf.stacks import MAX_FRAMES, Symboliser, Symbols, plain, regions
-
-pytestmark = PROBES
 
 NS = 1_000_000_000
 

@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 from cuda_stub.stall_watch import StallWatch
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon.collectors.stalls import StallsCollector
-
-pytestmark = PROBES
 
 needs("root")
 if why := StallsCollector.probe():

@@ -14,12 +14,10 @@ import numpy as np
 import pytest
 from cuda_stub import Load, copy_of_library
 from cuda_stub.watch import Watch
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon.channels import WHOLE_CONTEXT
 from opusmon.collectors.streams import StreamsCollector
-
-pytestmark = PROBES
 
 needs("root", "gcc")
 if why := StreamsCollector.probe():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from cuda_stub import Load, built, copy_of_library
 from cuda_stub.watch import Watch
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon.clock import SystemClock
 from opusmon.collectors.ebpf import probes
@@ -24,8 +24,6 @@ from opusmon.collectors.facilities_ebpf import multi_uprobes
 from opusmon.collectors.streams import StreamsCollector
 from opusmon.schema import StringTable
 from opusmon.worker import WorkerSource
-
-pytestmark = PROBES
 
 needs("root", "gcc")
 if why := StreamsCollector.probe():

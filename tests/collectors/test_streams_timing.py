@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_stub import Load
-from needs import PROBES, lacking, needs
+from needs import lacking, needs
 
 from opusmon.clock import SystemClock
 from opusmon.collectors.ebpf import probes
@@ -29,8 +29,6 @@ from opusmon.collectors.ebpf.stream_timing import TimedLaunches
 from opusmon.collectors.ebpf.symbols import ENTRIES
 from opusmon.collectors.streams import StreamsCollector
 from opusmon.schema import Batch, Rows, StringTable
-
-pytestmark = PROBES
 
 needs("root", "gcc")
 if why := StreamsCollector.probe():

@@ -83,7 +83,10 @@ def as_nobody(call: Callable[[], None]) -> int:
 
 def open_up(tmp_path: Path) -> None:
     """Let everybody through to the files of a test."""
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+    for folder in (
+        tmp_path,
+        *(one for one in tmp_path.parents if one.name.startswith(("pytest-", "popen-"))),
+    ):
         folder.chmod(folder.stat().st_mode | 0o055)
 
 
