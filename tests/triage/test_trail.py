@@ -23,6 +23,8 @@ from .test_rules_host import CALM
 
 MINUTES = 40
 LINE_BPS = 26.562e9
+WRITE_NS = 20 * NS
+"""Time between two writes; the recorder writes each second, which takes seconds for a session."""
 
 
 class Counted:
@@ -48,12 +50,18 @@ class Unsummed(Counted):
         return None
 
 
-def serving(**wrong) -> Session:
-    """Links, processes, requests in flight: quiet, but for what is wrong: a function of the second by channel."""
+def serving(*only: str, **wrong) -> Session:
+    """Links, processes, requests in flight: quiet, but for what is wrong: a function of the second by channel.
+
+    Args:
+        only: channels that there are besides gpu and engine; all by default.
+        wrong: fields by channel.
+    """
     session = Session()
 
     def add(channel, t, **fields):
-        session.add(channel, t, **{**fields, **wrong.get(channel, lambda _: {})(t)})
+        if not only or channel in only:
+            session.add(channel, t, **{**fields, **wrong.get(channel, lambda _: {})(t)})
 
     for t in range(1, 60 * MINUTES + 1):
         add("host", t, **CALM)
@@ -62,7 +70,7 @@ def serving(**wrong) -> Session:
         session.add("gpu", t, gpu=0, gi=-1, sm_util_pct=5.0, gpu_busy_pct=5.0)
         add("process", t, pid=7, name="vllm", run_delay_pct=0.5)
         add("request_open", t, source="proxy", number=t // 8, no_token_ns=1e6)
-        for link in range(4):
+        for link in range(4) if not only or "nvlink" in only else ():
             fields = {"tx_bps": 9e9, "rx_bps": 8e9, "state": 1, "speed_bps": LINE_BPS, "crc_errors": 3}
             more = wrong.get("nvlink", lambda _: {})(t) if link == 2 else {}
             session.add("nvlink", t, gpu=0, link=link, **{**fields, **more})
@@ -70,13 +78,13 @@ def serving(**wrong) -> Session:
 
 
 def filed(session: Session, path: Path) -> Recording:
-    """As the recorder writes it, a transaction a second."""
+    """As the recorder writes it, but for its pace."""
     view = session.view()
     connection, _ = store.create(path)
     connection.execute("PRAGMA synchronous=OFF")
     stage = Stage(session.strings)
-    for begin in range(view.t0 - 1, view.t1, NS):
-        parts = {name: view.query(name, begin, begin + NS) for name in view.channels}
+    for begin in range(view.t0 - 1, view.t1, WRITE_NS):
+        parts = {name: view.query(name, begin, begin + WRITE_NS) for name in view.channels}
         batches = [Batch(view.channels[name], rows) for name, rows in parts.items() if len(rows)]
         stage.build(batches).apply(connection)
     stage.finish([("closed", "0")]).apply(connection)
@@ -152,7 +160,7 @@ def test_what_summaries_rule_out_is_not_read(quiet):
     ],
 )
 def test_what_lasts_ten_seconds_is_found_as_without_summaries(tmp_path, channel, second, fields, rule):
-    session = serving(**{channel: lambda t: fields if t in second else {}})
+    session = serving(channel, **{channel: lambda t: fields if t in second else {}})
     with filed(session, tmp_path / "wrong.opusmon") as recording:
         found = over(Counted(Window.over(recording)))
         plain = over(Unsummed(Window.over(recording)))
