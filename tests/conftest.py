@@ -33,7 +33,12 @@ call costs.
 
 
 def pytest_configure() -> None:
-    """Take signals as in a terminal: under nohup, or behind a script, all that tests start would ignore them."""
+    """Let what tests start find it as in a terminal.
+
+    Under nohup, or behind a script, it would ignore signals; beside others it would be told of 80 columns.
+    """
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # what is started begins with the default again

@@ -18,7 +18,7 @@ from opusmon.collectors.ebpf.probes import Backend
 from opusmon.collectors.ebpf.stream_table import cflags
 from opusmon.collectors.facilities_ebpf import multi_uprobes
 
-N = 50_000
+N = 10_000
 
 
 @pytest.fixture(params=[False, True], ids=["perf events", "uprobe_multi"])
@@ -69,15 +69,30 @@ def test_what_is_measured_is_near_what_another_program_pays(backend: LibbpfBacke
     with library.open("rb") as file:
         address = elf.functions(file, ["cuStreamQuery"])["cuStreamQuery"].address
     with Load(library) as load:
-        bare = load.do(f"poll {N} 17 0") / N
+        bare = poll_ns(load)
         backend.attach(str(library), address, "poll_stream")
-        entry = load.do(f"poll {N} 17 0") / N - bare
+        entry = poll_ns(load) - bare
         backend.attach(str(library), address, "poll_end", on_return=True)
-        both = load.do(f"poll {N} 17 0") / N - bare
+        both = poll_ns(load) - bare
     assert price.measured
     assert entry / 2 < price.entry_ns < 3 * entry
     assert both / 2 < 2 * price.pair_ns(cheap=True) < 3 * both
     assert price.step_ns > price.entry_ns  # single-stepping is two exceptions more
+
+
+def poll_ns(load: Load) -> float:
+    """Of one call: of the fastest of five runs, as this machine may be busy."""
+    return min(load.do(f"poll {N} 17 0") for _ in range(5)) / N
+
+
+def test_what_can_be_no_price_is_measured_again(
+    backend: LibbpfBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = Price(1_234, 0, 600, measured=True)
+    said = iter([None, None, price, price])
+    monkeypatch.setattr(hit_price, "_measured", lambda _: next(said))
+    assert price_of(backend) is price
+    assert list(said) == [price]
 
 
 def test_where_nothing_can_be_measured_it_is_assumed(
