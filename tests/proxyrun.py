@@ -69,7 +69,7 @@ async def fetch(url, path="/v1/messages", body=b'{"model":"m","stream":true}', m
     return got
 
 
-async def raw(run, head, body=b"", limit_s=10):
+async def raw(run, head, body=b"", limit_s=60):
     """Send bytes, get bytes until the proxy closes the connection; None when it was reset."""
     reader, writer = await asyncio.open_connection("127.0.0.1", run.listen.port)
     try:
@@ -87,7 +87,7 @@ def head(method="POST", target="/v1/messages", host="localhost", *more):
     return "\n".join([f"{method} {target} HTTP/1.1", f"Host: {host}", "Connection: close", *more, "", ""])
 
 
-async def until(condition, limit_s=10):
+async def until(condition, limit_s=60):
     """Wait until something is so."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110  (it is no event of ours)

@@ -47,7 +47,7 @@ def worker(script, strings=None, **kwargs):
     return WorkerSource("gpu", strings or StringTable(), SystemClock(), argv=child(script), **kwargs)
 
 
-async def collect(source, n, limit_s=20):
+async def collect(source, n, limit_s=60):
     """The first n batches."""
     got = []
     async with asyncio.timeout(limit_s), contextlib.aclosing(source.batches()) as batches:

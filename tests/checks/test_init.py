@@ -76,7 +76,7 @@ def test_a_fork_that_hangs_is_killed_and_known_by_the_calls_of_its_threads():
 
     begun = time.monotonic()
     ended = run_one(hang, hang_s=0.3)
-    assert 0.3 <= time.monotonic() - begun < 3
+    assert 0.3 <= time.monotonic() - begun < 30
     assert (ended.said, ended.hung) == (None, True)
     assert ended.inside == ["cuCall1", "cuCall2", "cuStreamSynchronize"]
 

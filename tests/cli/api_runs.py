@@ -19,7 +19,7 @@ ASKED = {
     "max_tokens": 64,
     "messages": [{"role": "user", "content": "SECRET-PROMPT"}],
 }
-LIMIT_S = 30
+LIMIT_S = 60
 LOCAL = "http://127.0.0.1:9"
 """Where nobody listens."""
 

@@ -44,7 +44,7 @@ class Terminal:
                     return
                 return
 
-    def expect(self, text, limit_s=15):
+    def expect(self, text, limit_s=60):
         """Wait until the program has written a text, since the last one that was waited for."""
         end = time.monotonic() + limit_s
         while text.encode() not in self.output:
@@ -139,7 +139,7 @@ def rows_of(path):
         return len(recording.query("gpu", 0, recording.t1))
 
 
-def wait_for_rows(path, count, limit_s=20):
+def wait_for_rows(path, count, limit_s=60):
     end = time.monotonic() + limit_s
     while rows_of(path) < count:
         assert time.monotonic() < end, f"no more than {rows_of(path)} rows"

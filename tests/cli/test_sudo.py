@@ -29,7 +29,7 @@ from opusmon.collectors.streams import StreamsCollector
 from opusmon.recording import Recording
 
 USER, UID = "opusmon-test", 64_123
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 MS = 1_000_000
 WORDS = ("record", "--sudo", "--only", "streams,stalls,host", "--interval", "500ms")
 

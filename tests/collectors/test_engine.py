@@ -158,7 +158,7 @@ def collector(*urls: str, **options: object) -> EngineCollector:
 
 
 async def until(
-    source: EngineCollector, enough: Callable[[list[Batch]], bool], limit_s: float = 8.0
+    source: EngineCollector, enough: Callable[[list[Batch]], bool], limit_s: float = 60.0
 ) -> list[Batch]:
     """Batches until that is true of them."""
     seen: list[Batch] = []

@@ -282,7 +282,7 @@ class Own:
         self.batches: list[Batch] = []
         self._source = StreamsCollector(self.strings, SystemClock(), 250 * MS, frozenset({pid})).batches()
 
-    async def until(self, ready: Callable[[], Any], limit_s: float = 15.0) -> Any:
+    async def until(self, ready: Callable[[], Any], limit_s: float = 60.0) -> Any:
         """Read on until `ready()` is true; returns what it said."""
         deadline = time.monotonic() + limit_s
         while not (said := ready()):

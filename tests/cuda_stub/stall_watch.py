@@ -51,7 +51,7 @@ class StallWatch:
                     self.batches.append(batch)
                     self._news.notify_all()
 
-    def until(self, ready: Callable[[], Any], limit_s: float = 15.0) -> Any:
+    def until(self, ready: Callable[[], Any], limit_s: float = 60.0) -> Any:
         """Wait until `ready()` is true; returns what it said."""
         deadline = time.monotonic() + limit_s
         with self._news:

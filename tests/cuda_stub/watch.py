@@ -60,7 +60,7 @@ class Watch:
         """Field to the state that was last said of it: a state is said once, maybe before what a test waits for."""
         self._decoder = Decoder(self.strings, "")
 
-    def until(self, ready: Callable[[], Any], limit_s: float = 15.0) -> Any:
+    def until(self, ready: Callable[[], Any], limit_s: float = 60.0) -> Any:
         """Read on until `ready()` is true; returns what it said."""
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
@@ -81,7 +81,7 @@ class Watch:
                 self.price_us = next((float(match[1]) for match in reversed(priced) if match), self.price_us)
         return said
 
-    def after(self, ready: Callable[[], Any], limit_s: float = 15.0) -> Any:
+    def after(self, ready: Callable[[], Any], limit_s: float = 60.0) -> Any:
         """As `until`, with rows that come from now on only."""
         self.batches.clear()
         return self.until(ready, limit_s)
