@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from opusmon import config
 from opusmon.cli import arguments
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     _stand_in()
     status, whence = OK, ""
+    defaults: Mapping[str, Any] = {}
     try:
         if words[0] in ("live", "record"):
             defaults = config.defaults(screen=words[0] == "live")
@@ -41,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             whence = f" (options of {config.path()} are in force)" if defaults else ""
         try:
             args = _parse(parser, verbs, words, first)
+            _typed_replaces(args, defaults)
             status = args.run(args)
         except SystemExit:  # the help was asked for, or a word cannot be used
             sys.stdout.flush()
@@ -57,6 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_unwritten()
         return _status(error)
     return status
+
+
+def _typed_replaces(args: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+    """Take what is in a list by default out of it where words were typed: argparse adds them to it."""
+    for name, default in defaults.items():
+        said = getattr(args, name)
+        if isinstance(default, list) and len(said) > len(default):
+            setattr(args, name, said[len(default) :])
 
 
 def _parse(

@@ -135,6 +135,14 @@ async def test_a_wrong_value_of_the_config_file_is_not_blamed_on_the_command_lin
     assert done.problem.endswith(f" (options of {file} are in force)")
 
 
+async def test_what_is_typed_takes_the_place_of_what_the_config_file_says(here) -> None:
+    file = config.path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('slo = ["soon", "sooner"]\n')
+    done = await here("record", "--slo", "late", "--slo", "later")
+    assert done.problem.startswith("--slo late: ")
+
+
 async def test_record_says_what_does_not_run_beside_the_rest(tmp_path: Path) -> None:
     """A port in use must not first be noticed in the recording, the next day."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
