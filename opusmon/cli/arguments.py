@@ -366,6 +366,7 @@ def _host(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "what this host has, what is missing, why, and the command that mends it",
     )
     doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.epilog = "exit status: 0 a GPU answers, 1 none does"
     calibrate = _verb(
         verbs,
         "calibrate",
