@@ -1,8 +1,17 @@
-"""`python -m opusmon`."""
+"""The command `opusmon`, and `python -m opusmon`."""
 
 import sys
 
-from opusmon.cli import main
+
+def main() -> int:
+    """Run opusmon; ctrl+c ends it in silence also before it has begun."""
+    try:
+        from opusmon.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

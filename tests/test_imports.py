@@ -56,6 +56,21 @@ def test_help_loads_no_screen_and_no_driver(argv: list[str]) -> None:
     assert loaded(code) & (SCREEN | {"numpy"}) == set()
 
 
+def test_ctrl_c_while_modules_are_loaded_is_silent() -> None:
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "opusmon.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from opusmon.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=TREE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -91,7 +91,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert f"Version: {opusmon.__version__}\n" in metadata
     assert "License-Expression: Apache-2.0\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata
-    assert "opusmon = opusmon.cli:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "opusmon = opusmon.__main__:main" in wheel.read(f"{info}/entry_points.txt").decode()
     licence = wheel.read(f"{info}/licenses/LICENSE").decode()
     assert "Apache License" in licence
     assert "Version 2.0, January 2004" in licence

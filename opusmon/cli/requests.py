@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -55,6 +54,8 @@ def how_to_reach(address: str) -> str:
 
 def probe(args: argparse.Namespace) -> int:
     """`opusmon probe`: a few requests, or a sweep over prompt lengths."""
+    import asyncio
+
     from opusmon.collectors.canary.endpoint import CanaryConfig, check
 
     config = check(CanaryConfig(args.base_url, args.model, max_tokens=args.max_tokens))
