@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +42,14 @@ def duration_s_of(args: argparse.Namespace) -> float | None:
 
 
 def headless(session: LiveSession, duration_s: float | None) -> int:
-    """Record until the time is over or a signal comes; returns the exit status."""
-    import asyncio
-    import contextlib
-    import signal
+    """Record until the time is over or a signal comes; returns the exit status.
 
-    from opusmon.session import record as run
+    Raises:
+        NothingToWatch: no collector can run.
+    """
+    import asyncio
+
+    from opusmon.session import NothingToWatch
 
     said = ""
     lost: Mapping[str, str] = {}
@@ -62,29 +64,52 @@ def headless(session: LiveSession, duration_s: float | None) -> int:
             said = state.error
             say(said or "recording again", 0)
 
-    async def until_stopped() -> None:
-        task = asyncio.ensure_future(run(session, duration_s, report))
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it records on
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
     state = session.recording
     if state is not None:
         print(f"opusmon: recording to {state.path}; ctrl+c stops", file=sys.stderr)
     if session.warning:
         print(f"opusmon: {session.warning}", file=sys.stderr)
+    nothing = False
     try:
-        asyncio.run(until_stopped())
+        asyncio.run(_until_stopped(session, duration_s, report))
+    except NothingToWatch:
+        nothing = True
+        raise
     finally:
         session.close()
+        if nothing and state is not None:
+            _remove_unused(state.path)
     state = session.recording
     if state is not None:
         say(f"{state.size_b / 1e6:.1f} MB in {state.path}")
     return ERROR if state is not None and state.error else OK
+
+
+async def _until_stopped(session: LiveSession, duration_s: float | None, report: Callable[[], None]) -> None:
+    import asyncio
+    import signal
+
+    from opusmon.session import record as run
+
+    task = asyncio.ensure_future(run(session, duration_s, report))
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it records on
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a recording in which stands only that nothing could run: mended, the same command must work again."""
+    from opusmon.recording import Recording, RecordingError
+
+    with suppress(RecordingError, OSError):  # there is a better reason to tell
+        with Recording.open(path) as recording:
+            used = recording.channels.keys() - {"status"}
+        if not used:
+            path.unlink()
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

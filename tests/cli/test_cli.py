@@ -275,6 +275,7 @@ def test_a_driver_that_does_not_answer_ends_a_recorder_with_the_reason(tmp_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "version" in done.stderr.splitlines()[-1]
+    assert list(tmp_path.glob("s.opusmon*")) == []  # once it is mended, the same command works
 
 
 def test_only_the_processes_asked_for_are_recorded(tmp_path):
