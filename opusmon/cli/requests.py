@@ -92,15 +92,17 @@ async def _count(config: CanaryConfig, args: argparse.Namespace, requests: list[
         requests.append(request)
         print(json.dumps(request_json(request)) if args.json else request_line(request), flush=True)
 
-    _, why = await ask_in_turn(config, args.count, on_request=told)
-    if not args.json:
-        print(summary(requests))
+    try:
+        _, why = await ask_in_turn(config, args.count, on_request=told)
+    finally:
+        if requests and not args.json:
+            print(summary(requests), flush=True)
     return _ended(why, requests)
 
 
 async def _sweep(config: CanaryConfig, args: argparse.Namespace, requests: list[Request]) -> int:
     from opusmon.collectors.canary.report import render, request_line
-    from opusmon.collectors.canary.sweep import announce_sweep, as_json, check_sizes, sweep
+    from opusmon.collectors.canary.sweep import Sweep, announce_sweep, as_json, check_sizes
 
     sizes = check_sizes(_sizes(args.sweep), args.repeats)
     print(f"opusmon: {announce_sweep(config, sizes, args.repeats)}", file=sys.stderr)
@@ -109,9 +111,14 @@ async def _sweep(config: CanaryConfig, args: argparse.Namespace, requests: list[
         requests.append(request)
         print(f"opusmon: {request.label}: {request_line(request)}", file=sys.stderr)
 
-    result = await sweep(config, sizes, args.repeats, on_request=told)
-    print(json.dumps(as_json(result), indent=2) if args.json else render(result))
-    return _ended(result.aborted, requests)
+    work = Sweep(config, sizes, args.repeats)
+    try:
+        await work.run(on_request=told)
+    finally:  # ctrl+c too: what was measured has been paid for
+        if requests:
+            result = work.result()
+            print(json.dumps(as_json(result), indent=2) if args.json else render(result), flush=True)
+    return _ended(work.aborted, requests)
 
 
 def _ended(why: str, requests: Sequence[Request]) -> int:

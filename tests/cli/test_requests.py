@@ -129,7 +129,14 @@ async def test_an_endpoint_that_refuses_is_an_error(here, tmp_path: Path) -> Non
     nowhere(KEY, path, done.out, done.err)  # not even when the server says it back
 
 
-async def test_ctrl_c_keeps_what_was_answered(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [(("--count", "9"), "2 of 2 ok"), (("--sweep", "500,1000"), "ended early: it was interrupted")],
+    ids=["count", "sweep"],
+)
+async def test_ctrl_c_keeps_and_sums_up_what_was_answered(
+    tmp_path: Path, how: tuple[str, ...], line: str
+) -> None:
     async def slowly(seen, out) -> None:
         if len(asked) == 2:
             third.set()
@@ -142,7 +149,7 @@ async def test_ctrl_c_keeps_what_was_answered(tmp_path: Path) -> None:
     third = asyncio.Event()
     path = tmp_path / "p.opusmon"
     async with serving(slowly) as server:
-        words = ("probe", "--base-url", server.url, "--model", "m", "--count", "9", "-o", path)
+        words = ("probe", "--base-url", server.url, "--model", "m", *how, "-o", path)
         async with running(tmp_path, *words) as process:
             async with asyncio.timeout(LIMIT_S):
                 await third.wait()
@@ -151,6 +158,7 @@ async def test_ctrl_c_keeps_what_was_answered(tmp_path: Path) -> None:
     assert done.status == 1
     assert "Traceback" not in done.err
     assert [one["outcome"] for one in rows(path, "request")] == ["ok", "ok"]
+    assert line in done.out
 
 
 @pytest.mark.parametrize(

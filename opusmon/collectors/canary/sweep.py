@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -118,53 +119,8 @@ def check_sizes(sizes: Sequence[int], repeats: int) -> tuple[int, ...]:
     return ordered
 
 
-class _Sweep:
-    """A sweep under way."""
-
-    def __init__(self, config: CanaryConfig, sizes: Sequence[int], most_tokens: int) -> None:
-        self.config, self.sizes, self.most_tokens = config, sizes, most_tokens
-        self.per_word = 1.0
-        self.spent = self.failures = 0
-        self.by_size: dict[int, list[Request]] = {size: [] for size in sizes}
-        self.requests: list[Request] = []
-
-    def bound(self, size: int) -> int:
-        return round(size * MARGIN) + FIXED_TOKENS + self.config.max_tokens
-
-    def stop(self, size: int) -> str:
-        """Why the next request, of that length, is not sent; "" when it is."""
-        if self.spent + self.bound(size) > self.most_tokens:
-            return f"{self.spent:,} of {self.most_tokens:,} tokens are spent: the next request could cost more than the rest"
-        if self.failures >= GIVE_UP:
-            last = self.requests[-1]
-            return f"{GIVE_UP} requests in a row failed, the last with {last.outcome} ({last.error or 'no type'})"
-        return ""
-
-    def took(self, size: int, request: Request) -> None:
-        self.requests.append(request)
-        self.by_size[size].append(request)
-        self.spent += cost(request, self.bound(size))
-        self.failures = 0 if request.outcome == "ok" else self.failures + 1
-        filler = words_counted(size, self.per_word)
-        if request.outcome == "ok" and request.input_tokens > FIXED_TOKENS and filler:
-            self.per_word = min(8.0, max(0.125, (request.input_tokens - FIXED_TOKENS) / filler))
-
-
-def words_counted(size: int, per_word: float) -> int:
-    """Filler words that a prompt of so many tokens got."""
-    return round(words(size) / per_word)
-
-
-async def sweep(
-    config: CanaryConfig,
-    sizes: Sequence[int] = SIZES,
-    repeats: int = REPEATS,
-    *,
-    most_tokens: int | None = None,
-    clock: Clock | None = None,
-    on_request: Callable[[Request], None] | None = None,
-) -> SweepResult:
-    """Measure each length `repeats` times, in rounds, so that a slow minute does not fall on one length.
+class Sweep:
+    """Measures each length `repeats` times, in rounds, so that a slow minute does not fall on one length.
 
     Every prompt begins with random text of its own, so that no prefix cache can serve it.
 
@@ -173,64 +129,115 @@ async def sweep(
         sizes: prompt lengths in tokens.
         repeats: requests per length.
         most_tokens: hard cap; `planned_tokens` when None.
-        clock: times of the rows.
-        on_request: is told each request as it ends.
+
+    Attributes:
+        aborted: why it ended early, "" when it did not.
+        requests: what was asked so far.
 
     Raises:
         CanaryRefused: the configuration is not one to run with.
     """
-    config, sizes = check(config), check_sizes(sizes, repeats)
-    planned = planned_tokens(config, sizes, repeats)
-    from opusmon.collectors.canary.exchange import Client  # 40 MB; not before it is needed
-    from opusmon.collectors.canary.warmup import warm_up
 
-    clock = clock or SystemClock()
-    await warm_up(config, clock)
-    work = _Sweep(config, sizes, planned if most_tokens is None else min(planned, most_tokens))
-    client = Client(config, clock)
-    try:
-        aborted = await _rounds(work, client, repeats, on_request)
-    finally:
-        await client.close()
-    return _result(work, planned, aborted)
+    def __init__(
+        self,
+        config: CanaryConfig,
+        sizes: Sequence[int] = SIZES,
+        repeats: int = REPEATS,
+        *,
+        most_tokens: int | None = None,
+    ) -> None:
+        self.config, self.sizes = check(config), check_sizes(sizes, repeats)
+        self.aborted = ""
+        self.requests: list[Request] = []
+        self._repeats = repeats
+        self._planned = planned_tokens(self.config, self.sizes, repeats)
+        self._most_tokens = self._planned if most_tokens is None else min(self._planned, most_tokens)
+        self._per_word = 1.0
+        self._spent = self._failures = 0
+        self._by_size: dict[int, list[Request]] = {size: [] for size in self.sizes}
+
+    async def run(
+        self, *, clock: Clock | None = None, on_request: Callable[[Request], None] | None = None
+    ) -> None:
+        """Ask until all is measured, too much has failed or been spent, or it is cancelled.
+
+        Args:
+            clock: times of the rows.
+            on_request: is told each request as it ends.
+        """
+        from opusmon.collectors.canary.exchange import Client  # 40 MB; not before it is needed
+        from opusmon.collectors.canary.warmup import warm_up
+
+        clock = clock or SystemClock()
+        await warm_up(self.config, clock)
+        client = Client(self.config, clock)
+        try:
+            self.aborted = await self._rounds(client, on_request)
+        except asyncio.CancelledError:
+            self.aborted = "it was interrupted"
+            raise
+        finally:
+            await client.close()
+
+    def result(self) -> SweepResult:
+        """What was measured so far."""
+        good = [
+            one
+            for one in self.requests
+            if one.outcome == "ok" and one.ttft_ns > 0 and not math.isnan(one.input_tokens)
+        ]
+        x = np.array([one.input_tokens for one in good], np.float64)
+        y = np.array([one.ttft_ns for one in good], np.float64)
+        knee, no_knee = find_knee(x, y)
+        return SweepResult(
+            self.config.host,
+            self.config.model,
+            tuple(_point(size, requests) for size, requests in self._by_size.items()),
+            knee,
+            no_knee,
+            self._spent,
+            self._planned,
+            self.aborted,
+            tuple(self.requests),
+        )
+
+    async def _rounds(self, client: Any, on_request: Callable[[Request], None] | None) -> str:
+        for _ in range(self._repeats):
+            for size in self.sizes:
+                if why := self._stop(size):
+                    return why
+                text = prompt(size, self._per_word)
+                request = await client.ask(text, len(self.requests) + 1, label=f"sweep {size}")
+                self._took(size, request)
+                if on_request is not None:
+                    on_request(request)
+        return ""
+
+    def _bound(self, size: int) -> int:
+        return round(size * MARGIN) + FIXED_TOKENS + self.config.max_tokens
+
+    def _stop(self, size: int) -> str:
+        """Why the next request, of that length, is not sent; "" when it is."""
+        if self._spent + self._bound(size) > self._most_tokens:
+            return f"{self._spent:,} of {self._most_tokens:,} tokens are spent: the next request could cost more than the rest"
+        if self._failures >= GIVE_UP:
+            last = self.requests[-1]
+            return f"{GIVE_UP} requests in a row failed, the last with {last.outcome} ({last.error or 'no type'})"
+        return ""
+
+    def _took(self, size: int, request: Request) -> None:
+        self.requests.append(request)
+        self._by_size[size].append(request)
+        self._spent += cost(request, self._bound(size))
+        self._failures = 0 if request.outcome == "ok" else self._failures + 1
+        filler = words_counted(size, self._per_word)
+        if request.outcome == "ok" and request.input_tokens > FIXED_TOKENS and filler:
+            self._per_word = min(8.0, max(0.125, (request.input_tokens - FIXED_TOKENS) / filler))
 
 
-async def _rounds(
-    work: _Sweep, client: Any, repeats: int, on_request: Callable[[Request], None] | None
-) -> str:
-    for _ in range(repeats):
-        for size in work.sizes:
-            if why := work.stop(size):
-                return why
-            text = prompt(size, work.per_word)
-            request = await client.ask(text, len(work.requests) + 1, label=f"sweep {size}")
-            work.took(size, request)
-            if on_request is not None:
-                on_request(request)
-    return ""
-
-
-def _result(work: _Sweep, planned: int, aborted: str) -> SweepResult:
-    points = tuple(_point(size, requests) for size, requests in work.by_size.items())
-    good = [
-        one
-        for one in work.requests
-        if one.outcome == "ok" and one.ttft_ns > 0 and not math.isnan(one.input_tokens)
-    ]
-    x = np.array([one.input_tokens for one in good], np.float64)
-    y = np.array([one.ttft_ns for one in good], np.float64)
-    knee, no_knee = find_knee(x, y)
-    return SweepResult(
-        work.config.host,
-        work.config.model,
-        points,
-        knee,
-        no_knee,
-        work.spent,
-        planned,
-        aborted,
-        tuple(work.requests),
-    )
+def words_counted(size: int, per_word: float) -> int:
+    """Filler words that a prompt of so many tokens got."""
+    return round(words(size) / per_word)
 
 
 def _point(size: int, requests: Sequence[Request]) -> Point:
