@@ -359,13 +359,12 @@ async def record(session: LiveSession, duration_s: float | None, report: Callabl
     deadline = time.monotonic() + duration_s if duration_s is not None else None
     try:
         while not pump.done():
-            gone = session.source.gave_up()
-            if gone:
-                raise NothingToWatch(gone)
             left = _REPORT_S if deadline is None else min(_REPORT_S, deadline - time.monotonic())
             if left <= 0:
                 return
             await asyncio.wait({pump}, timeout=left)
+            if gone := session.source.gave_up():
+                raise NothingToWatch(gone)
             report()
         pump.result()
     finally:

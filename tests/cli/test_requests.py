@@ -342,3 +342,5 @@ async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
         done = await asyncio.gather(*runs)
     for one, line in zip(done, cases.values(), strict=True):
         assert line in one.problem
+    assert done[-1].err.count("is in use") == 1
+    assert list(tmp_path.glob("*.opusmon")) == []  # the same words work once the port is free
