@@ -85,7 +85,7 @@ def _read(place: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(place.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # of text, of TOML, of a number with too many digits
         raise ConfigError(f"{place}: {reason_of(error)}") from error
 
 

@@ -67,11 +67,24 @@ def test_limits_of_the_file_are_in_force_and_the_others_stay(tmp_path, monkeypat
         ("hbm_bw_pct = true", "hbm_bw_pct must be a number (%)"),
         ("hbm_bw_pct = nan", "hbm_bw_pct must be a number (%)"),
         ("hbm_bw_pct = inf", "hbm_bw_pct must be a number (%)"),
+        (f"hbm_bw_pct = 1{'0' * 400}", "hbm_bw_pct must be a number (%)"),
+        (f"hbm_bw_pct = 1{'0' * 5000}", "integer string conversion"),
         ("hbm_bw_pct", "Expected '='"),
         ("\udcff", "can't decode byte"),
         (None, "no such file"),
     ],
-    ids=["unknown", "text", "flag", "not a number", "infinite", "not toml", "not text", "missing"],
+    ids=[
+        "unknown",
+        "text",
+        "flag",
+        "not a number",
+        "infinite",
+        "large",
+        "larger",
+        "not toml",
+        "not text",
+        "missing",
+    ],
 )
 def test_limits_that_cannot_be_used_are_one_line_that_names_the_file(tmp_path, text, words):
     place = tmp_path / "limits.toml"

@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug or not _expected(error):
             raise
+        if isinstance(error, config.ConfigError):
+            whence = ""  # it names its file
         print(f"opusmon: {printable(_line(error))}{whence}", file=sys.stderr)
         _drop_unwritten()
         return _status(error)

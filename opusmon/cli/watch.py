@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from opusmon.session import LiveSession, Plan
     from opusmon.slo import Slo
 
+_UNUSED_S = 60.0
+"""A recording without rows that is no longer than this was a start that failed."""
+
 
 def live(args: argparse.Namespace) -> int:
     """`opusmon live`."""
@@ -102,13 +105,17 @@ async def _until_stopped(session: LiveSession, duration_s: float | None, report:
 
 
 def _remove_unused(path: Path) -> None:
-    """Remove a recording in which stands only that nothing could run: mended, the same command must work again."""
+    """Remove a short recording in which stands only that nothing could run.
+
+    Once that is mended, the same command must work again. A long one says that for all that time nothing happened.
+    """
     from opusmon.recording import Recording, RecordingError
 
     with suppress(RecordingError, OSError):  # there is a better reason to tell
         with Recording.open(path) as recording:
-            used = recording.channels.keys() - {"status"}
-        if not used:
+            used = recording.channels.keys() - {"status", "cost"}
+            seconds = (recording.t1 - recording.t0) / 1e9
+        if not used and seconds < _UNUSED_S:
             path.unlink()
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from opusmon.triage import limits_api, limits_cuda, limits_gpu, limits_host
@@ -15,6 +14,9 @@ from opusmon.triage.limit import Limit
 class LimitError(Exception):
     """A threshold that does not exist or is not a number; the text is one line."""
 
+
+_MOST = 1e300
+"""Larger values are none; nor is infinity, nor what is no number."""
 
 LIMITS: Mapping[str, Limit] = {
     **limits_gpu.LIMITS,
@@ -35,7 +37,7 @@ def overridden(changes: Mapping[str, object]) -> dict[str, float]:
     for name, value in changes.items():
         if name not in values:
             raise LimitError(f"there is no limit {name!r}; `opusmon triage --limits-help` lists them")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
             raise LimitError(f"{name} must be a number ({LIMITS[name].unit or 'no unit'})")
         values[name] = float(value)
     return values

@@ -135,6 +135,16 @@ async def test_a_wrong_value_of_the_config_file_is_not_blamed_on_the_command_lin
     assert done.problem.endswith(f" (options of {file} are in force)")
 
 
+async def test_a_wrong_limit_is_not_blamed_on_the_config_file(here) -> None:
+    folder = config.path().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    config.path().write_text('span = "5m"\n')
+    (folder / "triage.toml").write_text("no_such = 1\n")
+    done = await here("live", "--screenshot", "/dev/null")
+    assert done.problem.startswith(f"{folder}/triage.toml: ")
+    assert "config.toml" not in done.problem
+
+
 async def test_what_is_typed_takes_the_place_of_what_the_config_file_says(here) -> None:
     file = config.path()
     file.parent.mkdir(parents=True, exist_ok=True)

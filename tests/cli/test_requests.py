@@ -325,6 +325,10 @@ async def test_the_sdk_reaches_a_unix_socket_as_it_is_told(tmp_path: Path) -> No
         assert await asyncio.to_thread(ask) == "end_turn"
 
 
+def recordings(folder: Path) -> list[Path]:
+    return list(folder.glob("*.opusmon"))
+
+
 async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
     cases = {
         ("--upstream", "nonsense"): "the upstream is no http or https URL",
@@ -343,4 +347,4 @@ async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
     for one, line in zip(done, cases.values(), strict=True):
         assert line in one.problem
     assert done[-1].err.count("is in use") == 1
-    assert list(tmp_path.glob("*.opusmon")) == []  # the same words work once the port is free
+    assert recordings(tmp_path) == []  # the same words work once the port is free

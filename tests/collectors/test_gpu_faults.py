@@ -8,6 +8,8 @@ import pytest
 from nvml_stub import Stub
 from nvml_stub.child import Child
 
+from opusmon.collectors.gpu.collector import STALE_NS
+
 FAST = {"interval_ms": 250, "slow_ms": 500, "reprobe_ms": 700}
 
 
@@ -146,6 +148,14 @@ def test_hanging_init_is_named(stub: Stub) -> None:
         status = child.wait("status", of="", state="stale")
         assert child.stop() < 3
     assert "nvmlInitWithFlags" in status["reason"]
+
+
+def test_a_driver_that_is_slow_to_start_is_waited_for(stub: Stub) -> None:
+    """As on a host of many GPUs without persistence mode: longer than two looks at whether it has answered."""
+    stub.fault("nvmlInitWithFlags", f"delay {5 * STALE_NS // 2000}", gpu="*")
+    with Child(stub.env(), **FAST) as child:
+        assert child.wait("status", of="", state="stale")["reason"].startswith("nvmlInitWithFlags has not")
+        child.wait("gpu", gpu=0)
 
 
 def test_same_xid_twice_is_two_events(stub: Stub, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Child:
         where: Callable[[Row], bool] = lambda row: True,
         *,
         after: int = 0,
-        timeout_s: float = 15,
+        timeout_s: float = 60,
         **equal: Any,
     ) -> Row:
         """First row of a channel, printed after the `after`-th, that fits; fails with what was seen instead."""

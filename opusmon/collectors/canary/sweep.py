@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -169,13 +168,11 @@ class Sweep:
         from opusmon.collectors.canary.warmup import warm_up
 
         clock = clock or SystemClock()
+        self.aborted = "it was interrupted"  # until it is known how it ends
         await warm_up(self.config, clock)
         client = Client(self.config, clock)
         try:
             self.aborted = await self._rounds(client, on_request)
-        except asyncio.CancelledError:
-            self.aborted = "it was interrupted"
-            raise
         finally:
             await client.close()
 

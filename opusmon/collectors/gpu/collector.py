@@ -137,7 +137,9 @@ class GpuCollector:
         while not await start_up.wait(STALE_NS / NS):
             if stale := self._stale(self._edge):
                 self._board.add("control", ("", "", ""), stale)
-                yield status_batch(self._clock.now(), self._board.due(self._clock.now()), self.strings)
+                now = self._clock.now()
+                if said := self._board.due(now):
+                    yield status_batch(now, said, self.strings)
         self._around, count = start_up.jobs[0].result()
         self._board.update("control", {})
         self._seat(count)
