@@ -325,10 +325,6 @@ async def test_the_sdk_reaches_a_unix_socket_as_it_is_told(tmp_path: Path) -> No
         assert await asyncio.to_thread(ask) == "end_turn"
 
 
-def recordings(folder: Path) -> list[Path]:
-    return list(folder.glob("*.opusmon"))
-
-
 async def test_what_cannot_be_proxied_is_one_line(tmp_path: Path) -> None:
     cases = {
         ("--upstream", "nonsense"): "the upstream is no http or https URL",
