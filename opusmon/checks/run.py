@@ -46,6 +46,10 @@ _BOOT = (
 _TOO_OLD = 97
 
 
+LONGER = "--time-limit gives it longer"
+"""What helps code that was ended at its limit."""
+
+
 def deadline_s(options: Mapping[str, Any]) -> float:
     """Until when a check may wait for processes of its own, on time.monotonic.
 
@@ -217,7 +221,7 @@ def _result(
     during = f" during: {stage}" if stage else ""
     if limit_s is not None:
         why = f"still running after {limit_s:.4g} s{during}"
-        return Result(name, target, error=why, remedy="--time-limit gives it longer")
+        return Result(name, target, error=why, remedy=LONGER)
     if status == _TOO_OLD:
         return Result(name, target, error=f"the interpreter is older than {'.'.join(map(str, MIN_PYTHON))}")
     if status is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opusmon.checks import triton_caches, triton_hooks, triton_pass, triton_tables
 from opusmon.checks.result import Missing, Result
-from opusmon.checks.run import deadline_s, run
+from opusmon.checks.run import LONGER, deadline_s, run
 from opusmon.checks.triton_problems import problems
 from opusmon.checks.triton_trace import Trace, read
 from opusmon.checks.worker import SCRATCH, Options, Say
@@ -80,6 +80,8 @@ def _pass(how: str, options: Options, private: Path, until_s: float, result: Res
         say=say,
     )
     result.error, result.remedy = passed.error, passed.remedy
+    if passed.remedy == LONGER and (limit_s := options.get("limit_s")):
+        result.error += f" (of the {float(limit_s):g} s some are kept to say what was found)"
     if "active drivers" in passed.error:
         result.remedy = NO_GPU
     return read(trace)

@@ -206,11 +206,12 @@ def facts(cold: Trace, warm: Trace) -> list[Fact]:
     for name, trace, title in (("cold", cold, COLD), ("warm", warm, WARM)):
         if trace.times:
             paid = sum(times.first_ms - times.steady_ms for times in trace.times)
+            words = f"{paid:,.0f}" if paid >= 10 else f"{paid:.2g}"
             found.append(
                 Fact(
                     f"first_calls_{name}_ms",
                     paid,
-                    f"{title}: the first calls of all buckets take {paid:,.0f} ms more than steady ones",
+                    f"{title}: the first calls of all buckets take {words} ms more than steady ones",
                 )
             )
     if cold.compilations or cold.tunes:

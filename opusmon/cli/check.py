@@ -68,7 +68,12 @@ def _check(
     names: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_text: str
 ) -> argparse.ArgumentParser:
     parser = names.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:])
-    parser.add_argument("--debug", action="store_true", help="show a traceback instead of one line")
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,  # what stands before the name of the check counts too
+        help="show a traceback instead of one line",
+    )
     parser.add_argument(
         "--python",
         default=sys.executable,

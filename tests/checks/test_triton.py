@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,14 @@ def test_the_child_has_a_directory_that_goes_with_it_and_tells_its_stages(tmp_pa
     assert "empty caches: making the inputs" in stages  # the grandchild's
     assert result.facts == []  # what did not run compiled not nothing
     assert list(tmp_path.iterdir()) == []
+
+
+def test_code_that_is_ended_before_the_limit_is_told_why(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\n\n\ndef hangs():\n    time.sleep(600)\n")
+    result = run("triton", {"target": f"{tmp_path}/slow.py:hangs", "buckets": {}}, limit_s=8.0)
+    assert re.match(r"still running after [\d.]+ s during: empty caches: ", result.error)
+    assert result.error.endswith(" (of the 8 s some are kept to say what was found)")
+    assert result.remedy == "--time-limit gives it longer"
 
 
 def test_the_command_line():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from opusmon.checks.triton_caches import CacheState
 from opusmon.checks.triton_hooks import Recorder
 from opusmon.checks.triton_problems import after_restart, problems
-from opusmon.checks.triton_tables import pays
+from opusmon.checks.triton_tables import facts, pays
 from opusmon.checks.triton_trace import At, Compilation, Launcher, Load, Times, Trace, Tune, read, write
 from opusmon.checks.triton_why import Argument, Specialisation
 from opusmon.checks.where import Place
@@ -155,3 +157,10 @@ def test_autotuning_by_inductor_is_seen(tmp_path):
     Tuner(triton_poi_0).autotune_to_one_config()
     (found,) = recorder.trace.tunes
     assert (found.kernel, found.maker, found.configs, found.cached) == ("triton_poi_0", "inductor", 2, False)
+
+
+@pytest.mark.parametrize(("first_ms", "words"), [(1.5, "0.5 ms"), (13.4, "12 ms"), (3201.0, "3,200 ms")])
+def test_what_first_calls_cost_is_not_rounded_to_nothing(first_ms, words):
+    trace = Trace(times=[Times("a", first_ms, 1.0, 5)])
+    (paid,) = [fact for fact in facts(trace, Trace()) if fact.name == "first_calls_cold_ms"]
+    assert f"take {words} more than steady ones" in paid.text

@@ -82,8 +82,10 @@ def test_nothing_to_check_names_no_target(capfd):
     assert out.startswith("check kv-layout: could not run: nothing to look at")
 
 
-def test_a_traceback_is_shown_with_debug(capfd):
-    _, _, err = ran(capfd, "check", "graph", f"{TARGETS}/plain.py:broken", "--debug")
+@pytest.mark.parametrize("before", [True, False])
+def test_a_traceback_is_shown_with_debug_wherever_it_stands(capfd, before):
+    words = ["graph", f"{TARGETS}/plain.py:broken"]
+    _, _, err = ran(capfd, "check", *(["--debug", *words] if before else [*words, "--debug"]))
     assert "Traceback" in err
 
 
