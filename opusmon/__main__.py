@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """Run opusmon; ctrl+c ends it in silence also before it has begun."""
+    """Run opusmon; ctrl+c ends it in silence while its modules are loaded too."""
     try:
         from opusmon.cli import main as run
 
