@@ -138,7 +138,7 @@ def _facts(
     add(Fact("copied_b_per_step", copied_b, text))
     if cache.k.dtype == FP8:
         _fp8(result, descales)
-    rows = tuple((fit.consumer, fit.wants, fit.how, fit.copied_b) for fit in kv_tensor.fits(cache))
+    rows = tuple((fit.consumer, fit.wants, fit.how, fit.copied_b) for fit in kv_rules.takers(cache))
     result.tables.append(Table("who takes it, and how", ("consumer", "wants", "how", "copied_b"), rows))
     if cache.kind == "paged":
         _paths(result, cache, call)

@@ -99,6 +99,22 @@ def test_bytes_can_be_said_to_be_fp8():
     )
 
 
+def saved(folder, dtype, *shape):
+    import torch
+
+    path = folder / "kv.pt"
+    k = torch.zeros(*shape, dtype=getattr(torch, dtype))
+    torch.save({"k": k, "v": torch.zeros_like(k), "page_table": torch.zeros(1, 2, dtype=torch.uint8)}, path)
+    return str(path)
+
+
+def test_a_cache_that_is_refused_is_not_taken_as_it_is(tmp_path):
+    path = saved(tmp_path, "bfloat16", 2, 64, 8, 320)
+    result = check({"target": path, "layout": "dense"}, lambda _stage: None)
+    (table,) = [one for one in result.tables if one.title.startswith("who")]
+    assert {row[2:] for row in table.rows} == {("no: head dim 320 is over 256", 0)}
+
+
 def test_a_cache_with_k_and_v_in_one_tensor():
     result = checked("vllm")
     assert facts(result)["kind"] == "paged"
