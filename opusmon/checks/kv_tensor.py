@@ -102,6 +102,32 @@ class Strided:
             ),
         )
 
+    def view_as(self, dtype: str, itemsize: int) -> Strided:
+        """The view `tensor.view(dtype)` of a tensor of bytes.
+
+        Args:
+            dtype: as torch names it.
+            itemsize: bytes of an element of it.
+
+        Raises:
+            LayoutError: torch makes no such view.
+        """
+        told = f"{self.name} is {shape_of(self)}, strides {self.strides}: its bytes are no {dtype}, for"
+        if itemsize > 1:
+            if not self.rank or self.shape[-1] % itemsize:
+                raise LayoutError(f"{told} its last dimension is no multiple of {itemsize}")
+            if self.strides[-1] != 1:
+                raise LayoutError(f"{told} its last stride is not 1")
+            if any(stride % itemsize for stride in self.strides[:-1]) or self.address % itemsize:
+                raise LayoutError(f"{told} its elements do not all begin at a multiple of {itemsize} bytes")
+        return replace(
+            self,
+            shape=(*self.shape[:-1], *(length // itemsize for length in self.shape[-1:])),
+            strides=(*(stride // itemsize for stride in self.strides[:-1]), *self.strides[-1:]),
+            dtype=dtype,
+            itemsize=itemsize,
+        )
+
     def joins(self, dim: int) -> bool:
         """Whether a view can make one dimension of this and the next."""
         outer, inner = self.strides[dim], self.strides[dim + 1]

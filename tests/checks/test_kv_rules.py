@@ -490,6 +490,39 @@ def test_a_copy_that_is_needed_anyway_is_aligned():
     ]
 
 
+# Bytes viewed as something else, as tensor.view(dtype) does it.
+
+
+def test_bytes_viewed_as_two_are_half_as_many():
+    k = info(32, 16, 8, 128, dtype="uint8", address=64)
+    # Contiguous bytes step by 16384, 1024, 128, 1.
+    viewed = k.view_as("float16", 2)
+    assert (viewed.shape, viewed.strides) == ((32, 16, 8, 64), (8192, 512, 64, 1))
+    assert (viewed.dtype, viewed.itemsize, viewed.address) == ("float16", 2, 64)
+    assert viewed.size_b == k.size_b == 32 * 16 * 8 * 128
+
+
+def test_bytes_viewed_as_one_are_as_many_whatever_their_strides():
+    k = info(2, 8, 4, 16, dtype="uint8", strides=(512, 1, 128, 8))
+    viewed = k.view_as(FP8, 1)
+    assert (viewed.shape, viewed.strides, viewed.dtype) == (k.shape, k.strides, FP8)
+
+
+@pytest.mark.parametrize(
+    ("k", "why"),
+    [
+        (info(2, 8, 4, 127, dtype="uint8"), "last dimension is no multiple of 2"),
+        (info(dtype="uint8"), "last dimension is no multiple of 2"),
+        (info(2, 8, 4, 16, dtype="uint8", strides=(512, 1, 128, 8)), "last stride is not 1"),
+        (info(2, 8, 4, 16, dtype="uint8", strides=(544, 68, 17, 1)), "begin at a multiple of 2 bytes"),
+        (info(2, 8, 4, 16, dtype="uint8", address=3), "begin at a multiple of 2 bytes"),
+    ],
+)
+def test_bytes_that_cannot_be_viewed_so_are_an_error(k, why):
+    with pytest.raises(LayoutError, match=why):
+        k.view_as("float16", 2)
+
+
 @pytest.mark.parametrize(
     ("shape", "page_size", "table", "kind"),
     [

@@ -76,6 +76,15 @@ def test_a_bucket_that_is_none_is_one_line(capfd):
     assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
 
 
+@pytest.mark.parametrize("dtype", ["float9", "torch.float16", ""])
+def test_a_dtype_that_is_none_is_one_line(capfd, dtype):
+    status, out, err = ran(capfd, "check", "kv-layout", "kv.pt", "--dtype", dtype)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"opusmon: --dtype {dtype!r} is not known: it is one of bfloat16, bool, ")
+    assert "float8_e4m3fn" in err
+    assert err.count("\n") == 1
+
+
 def test_nothing_to_check_names_no_target(capfd):
     status, out, _ = ran(capfd, "check", "kv-layout")
     assert status == 1
