@@ -196,7 +196,13 @@ def _kv_tile(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pad", type=_count, metavar="BYTES", help="padding after each row, without a swizzle"
     )
-    group.add_argument("--width", type=_count, metavar="BYTES", help="what a lane loads: 1, 2, 4, 8 or 16")
+    group.add_argument(
+        "--width",
+        type=_count,
+        choices=(1, 2, 4, 8, 16),
+        metavar="BYTES",
+        help="what a lane loads: 1, 2, 4, 8 or 16",
+    )
 
 
 _NOT_OPTIONS = frozenset({"run", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"})
