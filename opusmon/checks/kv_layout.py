@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opusmon.checks import kv_load, kv_rules, kv_tensor, tiles
 from opusmon.checks.kv_rules import FP8, Call
 from opusmon.checks.kv_tensor import AXES, Cache, LayoutError, Strided
-from opusmon.checks.result import Fact, Missing, Result, Table
+from opusmon.checks.result import Fact, Missing, Problem, Result, Table
 from opusmon.checks.target import TargetError, load
 from opusmon.checks.worker import Options, Say
 from opusmon.text import counted
@@ -54,11 +53,15 @@ def _cache(result: Result, target: str, options: Options, say: Say) -> None:
         tensors = kv_load.from_target(make)
         devices = sorted({tensor.device for tensor in tensors.values()})
         result.basis = f"static: shapes, strides and addresses of tensors on {', '.join(devices)}; {RULES}"
-    tensors = {name: _viewed(one, options.get("dtype")) for name, one in tensors.items()}
     q, table = (kv_load.choose(tensors, role, options.get(role)) for role in ("q", "page_table"))
+    key_value = _key_value(tensors, options)
     try:
+        if (dtype := options.get("dtype")) is not None:
+            result.problems += _no_bytes(dtype, [*key_value, *([] if q is None else [q])])
+            key_value = [_viewed(one, dtype) for one in key_value]
+            q = None if q is None else _viewed(q, dtype)
         cache = kv_tensor.read(
-            _key_value(tensors, options),
+            key_value,
             options.get("layout") or "auto",
             page_size=options.get("page_size") or 0,
             table=table is not None,
@@ -76,9 +79,18 @@ def _cache(result: Result, target: str, options: Options, say: Say) -> None:
     _missing(result, cache, call, q)
 
 
-def _viewed(tensor: Strided, dtype: str | None) -> Strided:
-    """Bytes as the FP8 that they are viewed as."""
-    return replace(tensor, dtype=dtype) if dtype and tensor.dtype == "uint8" else tensor
+def _viewed(tensor: Strided, dtype: str) -> Strided:
+    """Bytes as what they are viewed as; what is no uint8 as it is."""
+    itemsize = kv_load.itemsize_of(dtype)
+    return tensor.view_as(dtype, itemsize) if tensor.dtype == "uint8" else tensor
+
+
+def _no_bytes(dtype: str, tensors: Sequence[Strided]) -> list[Problem]:
+    """A note where --dtype changes nothing."""
+    if any(one.dtype == "uint8" for one in tensors):
+        return []
+    what = f"--dtype {dtype} is what uint8 is viewed as, and none of q, K and V is uint8: it changes nothing"
+    return [Problem("dtype", what, level="note")]
 
 
 def _key_value(tensors: Mapping[str, Strided], options: Options) -> list[Strided]:
@@ -138,7 +150,7 @@ def _facts(
     add(Fact("copied_b_per_step", copied_b, text))
     if cache.k.dtype == FP8:
         _fp8(result, descales)
-    rows = tuple((fit.consumer, fit.wants, fit.how, fit.copied_b) for fit in kv_tensor.fits(cache))
+    rows = tuple((fit.consumer, fit.wants, fit.how, fit.copied_b) for fit in kv_rules.takers(cache))
     result.tables.append(Table("who takes it, and how", ("consumer", "wants", "how", "copied_b"), rows))
     if cache.kind == "paged":
         _paths(result, cache, call)

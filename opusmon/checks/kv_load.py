@@ -49,6 +49,13 @@ DTYPES = {
 }
 """Name in the file to torch's name and bytes."""
 
+VIEWS = dict(DTYPES.values()) | {
+    # AMD's, which no safetensors file has.
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}
+"""What bytes can be viewed as: torch's name to bytes of an element."""
+
 POSITIONS = ("k", "v", "q", "page_table")
 """Names of what a tuple holds, in order."""
 
@@ -264,6 +271,17 @@ def from_target(make: Callable[..., Any]) -> dict[str, Strided]:
     if not found:
         raise TargetError("the target returned no tensors; it returns k and v, or a dict of tensors by name")
     return found
+
+
+def itemsize_of(dtype: str) -> int:
+    """Bytes of an element of what --dtype names.
+
+    Raises:
+        TargetError: it is none of `VIEWS`.
+    """
+    if dtype not in VIEWS:
+        raise TargetError(f"--dtype {dtype[:40]!r} is not known: it is one of {', '.join(sorted(VIEWS))}")
+    return VIEWS[dtype]
 
 
 def choose(tensors: Mapping[str, Strided], role: str, said: str | None = None) -> Strided | None:

@@ -10,9 +10,9 @@ cuTensorMapEncodeTiled; PTX ISA, cp.async.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from opusmon.checks.kv_tensor import Cache, Strided, shape_of
+from opusmon.checks.kv_tensor import FA3, Cache, Fit, Strided, fits, shape_of
 from opusmon.checks.result import Level, Problem, Value
 
 FP8 = "float8_e4m3fn"
@@ -196,6 +196,19 @@ def problems(
     if cache.kind == "paged":
         found += _slow_path(cache, call)
     return found
+
+
+def takers(cache: Cache) -> list[Fit]:
+    """How each consumer can take the cache: `fits`, but `no` where FlashAttention-3 refuses it whatever the call is."""
+    return [_unless_refused(fit, cache) if fit.consumer.startswith(FA3) else fit for fit in fits(cache)]
+
+
+def _unless_refused(fit: Fit, cache: Cache) -> Fit:
+    refused = [*_dtypes(cache, None), *_shapes(cache, Call(), None), *_head_dims(cache)]
+    if not fit.copied_b:
+        # A copy, where one is needed anyway, is aligned.
+        refused += [*_alignment("K", cache.k), *_alignment("V", cache.v)]
+    return replace(fit, how=f"no: {refused[0].what}", copied_b=0) if refused else fit
 
 
 def _problem(

@@ -19,6 +19,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+FA3 = "FlashAttention-3"
+"""How the names of the rows begin that are this kernel's."""
 LAYOUTS = ("auto", "dense", "varlen", "paged", "nhd", "hnd", "vllm", "sglang")
 KV = 2
 """Length of the dimension that holds K and V."""
@@ -98,6 +100,32 @@ class Strided:
                 self.strides[dim],
                 *self.strides[dim + 1 :],
             ),
+        )
+
+    def view_as(self, dtype: str, itemsize: int) -> Strided:
+        """The view `tensor.view(dtype)` of a tensor of bytes.
+
+        Args:
+            dtype: as torch names it.
+            itemsize: bytes of an element of it.
+
+        Raises:
+            LayoutError: torch makes no such view.
+        """
+        told = f"{self.name} is {shape_of(self)}, strides {self.strides}: its bytes are no {dtype}, for"
+        if itemsize > 1:
+            if not self.rank or self.shape[-1] % itemsize:
+                raise LayoutError(f"{told} its last dimension is no multiple of {itemsize}")
+            if self.strides[-1] != 1:
+                raise LayoutError(f"{told} its last stride is not 1")
+            if any(stride % itemsize for stride in self.strides[:-1]) or self.address % itemsize:
+                raise LayoutError(f"{told} its elements do not all begin at a multiple of {itemsize} bytes")
+        return replace(
+            self,
+            shape=(*self.shape[:-1], *(length // itemsize for length in self.shape[-1:])),
+            strides=(*(stride // itemsize for stride in self.strides[:-1]), *self.strides[-1:]),
+            dtype=dtype,
+            itemsize=itemsize,
         )
 
     def joins(self, dim: int) -> bool:
@@ -267,7 +295,7 @@ class Fit:
     Attributes:
         consumer: kernel or engine.
         wants: the shape it takes.
-        how: `as is`, `by view: ...`, `only by a copy`, or why it cannot.
+        how: `as is`, `by view: ...`, `only by a copy`, or `no: ` and why it cannot.
         copied_b: bytes of the copy, 0 without.
     """
 
@@ -278,20 +306,20 @@ class Fit:
 
 
 def fits(cache: Cache) -> list[Fit]:
-    """How each consumer that knows this kind of cache can take it."""
+    """How each consumer that knows this kind of cache can take it, by its layout alone."""
     flat = cache.kind != "varlen" and cache.k.joins(0) and cache.v.joins(0)
-    varlen = "FlashAttention-3 varlen"
+    varlen = f"{FA3} varlen"
     if cache.kind == "varlen":
         return [_fit(cache, varlen, "(tokens, heads, dim)", cache.view("nhd"))]
     if cache.kind == "dense":
         return [
-            _fit(cache, "FlashAttention-3", "(batch, tokens, heads, dim)", cache.view("nhd")),
+            _fit(cache, FA3, "(batch, tokens, heads, dim)", cache.view("nhd")),
             _fit(cache, varlen, "(tokens, heads, dim)", cache.view("slots"), possible=flat),
         ]
     same = cache.k.strides == cache.v.strides
     nhd, hnd = "(pages, page size, heads, dim)", "(pages, heads, page size, dim)"
     return [
-        _fit(cache, "FlashAttention-3 paged", nhd, cache.view("nhd")),
+        _fit(cache, f"{FA3} paged", nhd, cache.view("nhd")),
         _fit(cache, "FlashInfer NHD", f"{nhd}, strides of K and V equal", cache.view("nhd"), possible=same),
         _fit(cache, "FlashInfer HND", f"{hnd}, strides of K and V equal", cache.view("hnd"), possible=same),
         _vllm(cache, "vLLM FlashAttention", 0, "(2, blocks, block size, heads, dim)"),

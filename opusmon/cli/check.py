@@ -165,7 +165,9 @@ def _kv_call(group: argparse._ArgumentGroup) -> None:
     layouts = ("auto", "dense", "varlen", "paged", "nhd", "hnd", "vllm", "sglang")
     group.add_argument("--layout", choices=layouts, default="auto", help="order of dimensions (default auto)")
     group.add_argument("--page-size", type=_count, metavar="N", help="tokens of a page; makes it paged")
-    group.add_argument("--dtype", metavar="NAME", help="what uint8 is viewed as, for example float8_e4m3fn")
+    group.add_argument(
+        "--dtype", metavar="NAME", help="what q, K and V of uint8 are viewed as, for example float8_e4m3fn"
+    )
     group.add_argument(
         "--build",
         choices=("upstream", "vllm"),
@@ -199,7 +201,13 @@ def _kv_tile(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pad", type=_count, metavar="BYTES", help="padding after each row, without a swizzle"
     )
-    group.add_argument("--width", type=_count, metavar="BYTES", help="what a lane loads: 1, 2, 4, 8 or 16")
+    group.add_argument(
+        "--width",
+        type=_count,
+        choices=(1, 2, 4, 8, 16),
+        metavar="BYTES",
+        help="what a lane loads: 1, 2, 4, 8 or 16",
+    )
 
 
 _NOT_OPTIONS = frozenset({"run", "check", "python", "time_limit", "json", "mark", "mark_at", "bucket"})
@@ -207,17 +215,20 @@ _NOT_OPTIONS = frozenset({"run", "check", "python", "time_limit", "json", "mark"
 
 def check(args: argparse.Namespace) -> int:
     """`opusmon check`."""
+    from opusmon.checks.kv_load import itemsize_of
     from opusmon.checks.report import as_text
     from opusmon.checks.result import to_json
     from opusmon.checks.run import run
     from opusmon.checks.target import TargetError, parse_buckets
 
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name not in _NOT_OPTIONS}
-    if "bucket" in args:
-        try:
+    try:
+        if "bucket" in args:
             options["buckets"] = parse_buckets(args.bucket)
-        except TargetError as error:
-            raise UsageError(str(error)) from error
+        if options.get("dtype") is not None:
+            itemsize_of(options["dtype"])
+    except TargetError as error:
+        raise UsageError(str(error)) from error
     if args.mark is None and args.mark_at is not None:
         raise UsageError("--mark-at says where in a recording: name it with --mark FILE")
     at = _mark_at(args.mark, args.mark_at) if args.mark is not None else 0

@@ -99,6 +99,49 @@ def test_bytes_can_be_said_to_be_fp8():
     )
 
 
+def saved(folder, dtype, *shape):
+    import torch
+
+    path = folder / "kv.pt"
+    k = torch.zeros(*shape, dtype=getattr(torch, dtype))
+    torch.save({"k": k, "v": torch.zeros_like(k), "page_table": torch.zeros(1, 2, dtype=torch.uint8)}, path)
+    return str(path)
+
+
+def test_bytes_viewed_as_two_are_what_torch_makes_of_them(tmp_path):
+    path = saved(tmp_path, "uint8", 32, 16, 8, 128)
+    result = check({"target": path, "dtype": "float16", "layout": "paged"}, lambda _stage: None)
+    (text,) = [one.text for one in result.facts if one.name == "k_b"]
+    # 32 x 16 x 8 x 128 bytes stay 512 KiB.
+    assert text == "K (k): (32, 16, 8, 64) float16, strides (8192, 512, 64, 1), 512 KiB"
+    # A page table is no part of it.
+    assert [one.what for one in result.problems] == ["the page table is uint8"]
+
+
+def test_bytes_that_are_no_view_are_an_error(tmp_path):
+    path = saved(tmp_path, "uint8", 32, 16, 8, 126)
+    with pytest.raises(TargetError, match="its last dimension is no multiple of 4"):
+        check({"target": path, "dtype": "float32"}, lambda _stage: None)
+
+
+def test_a_dtype_that_changes_nothing_is_a_note():
+    (note,) = checked("clean", dtype="float8_e4m3fn", **PREFILL).problems
+    assert (note.kind, note.level) == ("dtype", "note")
+    assert note.what.startswith("--dtype float8_e4m3fn is what uint8 is viewed as")
+
+
+def test_a_dtype_that_is_none_is_an_error():
+    with pytest.raises(TargetError, match="--dtype 'float9' is not known: it is one of bfloat16, bool"):
+        checked("clean", dtype="float9")
+
+
+def test_a_cache_that_is_refused_is_not_taken_as_it_is(tmp_path):
+    path = saved(tmp_path, "bfloat16", 2, 64, 8, 320)
+    result = check({"target": path, "layout": "dense"}, lambda _stage: None)
+    (table,) = [one for one in result.tables if one.title.startswith("who")]
+    assert {row[2:] for row in table.rows} == {("no: head dim 320 is over 256", 0)}
+
+
 def test_a_cache_with_k_and_v_in_one_tensor():
     result = checked("vllm")
     assert facts(result)["kind"] == "paged"

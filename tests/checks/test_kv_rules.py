@@ -2,7 +2,7 @@
 
 import pytest
 
-from opusmon.checks.kv_rules import FP8, Call, copies, paths, problems, tile
+from opusmon.checks.kv_rules import FP8, Call, copies, paths, problems, takers, tile
 from opusmon.checks.kv_tensor import (
     AXES,
     Cache,
@@ -440,6 +440,87 @@ def test_dense_sequences_that_follow_each_other_are_varlen_by_a_view():
 def test_a_last_dimension_that_is_not_contiguous_is_taken_by_nobody():
     k = innermost_tokens(8, 16, 4, 128)
     assert {word for word, _b in how(Cache("paged", k, k)).values()} == {"only by a copy"}
+
+
+# Who takes it: what the kernel refuses, it does not take.
+
+
+@pytest.mark.parametrize(
+    ("cache", "why"),
+    [
+        (dense(d=320), "head dim 320 is over 256"),
+        (dense(d=100), "head dim 100 of K is no multiple of 8, as bfloat16 needs"),
+        (dense(dtype="float32"), "K (k) is float32, which the kernel does not take"),
+        (dense(dtype="float8_e5m2"), "K (k) is float8_e5m2, which the kernel does not take"),
+        (
+            Cache("dense", dense().k, dense(dtype=FP8).v),
+            "V (v) is float8_e4m3fn and K (k) is bfloat16",
+        ),
+        (
+            Cache("dense", info(2, 512, 4, 128, address=1032), dense().v),
+            # 1032 is 64 x 16 + 8.
+            "K (k) begins 8 bytes after a multiple of 16",
+        ),
+        (
+            Cache("dense", info(2, 64, 8, 128), info(2, 64, 4, 128, name="v")),
+            "K is (2, 64, 8, 128) and V is (2, 64, 4, 128): only their head dims may differ",
+        ),
+    ],
+)
+def test_a_cache_that_the_kernel_refuses_is_taken_by_none_of_its_functions(cache, why):
+    assert [(fit.consumer, fit.how, fit.copied_b) for fit in takers(cache)] == [
+        ("FlashAttention-3", f"no: {why}", 0),
+        ("FlashAttention-3 varlen", f"no: {why}", 0),
+    ]
+    assert why in {problem.what for problem in problems(cache, Call())}
+
+
+def test_what_one_kernel_refuses_says_nothing_of_the_engines():
+    found = {fit.consumer: fit.how for fit in takers(paged(page=16, d=320))}
+    assert found["FlashAttention-3 paged"] == "no: head dim 320 is over 256"
+    assert found["SGLang, a layer"] == "by view: flatten(0, 1)"
+
+
+def test_a_copy_that_is_needed_anyway_is_aligned():
+    # Sequences lie apart, so varlen takes a copy; as they are, their heads step by 132 x 2 bytes, 8 over.
+    k = info(2, 512, 4, 128, strides=(2 * 512 * 528, 528, 132, 1))
+    assert [(fit.how, fit.copied_b) for fit in takers(Cache("dense", k, k))] == [
+        ("no: dimension 2 of K (k) steps by 264 bytes, no multiple of 16", 0),
+        ("only by a copy", 2 * 2 * 512 * 4 * 128 * 2),
+    ]
+
+
+# Bytes viewed as something else, as tensor.view(dtype) does it.
+
+
+def test_bytes_viewed_as_two_are_half_as_many():
+    k = info(32, 16, 8, 128, dtype="uint8", address=64)
+    # Contiguous bytes step by 16384, 1024, 128, 1.
+    viewed = k.view_as("float16", 2)
+    assert (viewed.shape, viewed.strides) == ((32, 16, 8, 64), (8192, 512, 64, 1))
+    assert (viewed.dtype, viewed.itemsize, viewed.address) == ("float16", 2, 64)
+    assert viewed.size_b == k.size_b == 32 * 16 * 8 * 128
+
+
+def test_bytes_viewed_as_one_are_as_many_whatever_their_strides():
+    k = info(2, 8, 4, 16, dtype="uint8", strides=(512, 1, 128, 8))
+    viewed = k.view_as(FP8, 1)
+    assert (viewed.shape, viewed.strides, viewed.dtype) == (k.shape, k.strides, FP8)
+
+
+@pytest.mark.parametrize(
+    ("k", "why"),
+    [
+        (info(2, 8, 4, 127, dtype="uint8"), "last dimension is no multiple of 2"),
+        (info(dtype="uint8"), "last dimension is no multiple of 2"),
+        (info(2, 8, 4, 16, dtype="uint8", strides=(512, 1, 128, 8)), "last stride is not 1"),
+        (info(2, 8, 4, 16, dtype="uint8", strides=(544, 68, 17, 1)), "begin at a multiple of 2 bytes"),
+        (info(2, 8, 4, 16, dtype="uint8", address=3), "begin at a multiple of 2 bytes"),
+    ],
+)
+def test_bytes_that_cannot_be_viewed_so_are_an_error(k, why):
+    with pytest.raises(LayoutError, match=why):
+        k.view_as("float16", 2)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from sessions import DATA
 
 from opusmon import cli
-from opusmon.checks.banks import ACCESSES, ELEMENTS, SWIZZLES
+from opusmon.checks.banks import ACCESSES, ELEMENTS, SWIZZLES, WIDTHS_B
 from opusmon.checks.kv_rules import BUILDS, MASKS
 from opusmon.checks.kv_tensor import LAYOUTS
 from opusmon.cli import check
@@ -67,6 +67,7 @@ def test_what_can_be_chosen_is_what_the_checks_know():
         "elem": tuple(ELEMENTS),
         "swizzle": tuple(SWIZZLES),
         "access": ACCESSES,
+        "width": WIDTHS_B,
     }
 
 
@@ -74,6 +75,23 @@ def test_a_bucket_that_is_none_is_one_line(capfd):
     status, out, err = ran(capfd, "check", "graph", "a.py:f", "--bucket", "batch")
     assert (status, out) == (2, "")
     assert err == "opusmon: 'batch' is no bucket: write name=value,value\n"
+
+
+@pytest.mark.parametrize("dtype", ["float9", "torch.float16", ""])
+def test_a_dtype_that_is_none_is_one_line(capfd, dtype):
+    status, out, err = ran(capfd, "check", "kv-layout", "kv.pt", "--dtype", dtype)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"opusmon: --dtype {dtype!r} is not known: it is one of bfloat16, bool, ")
+    assert "float8_e4m3fn" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("width", ["0", "3", "32", "x"])
+def test_a_width_that_no_lane_loads_is_a_usage_error(capfd, width):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*DUMP_FREE, "--width", width])
+    assert ended.value.code == 2
+    assert "--width" in capfd.readouterr().err
 
 
 def test_nothing_to_check_names_no_target(capfd):
