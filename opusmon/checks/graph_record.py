@@ -33,20 +33,15 @@ from opusmon.checks.where import Place, expression, here
 _READS = frozenset({"tolist", "numpy", "cpu", "__array__", "__repr__"})
 _LISTED = frozenset({"tolist", "numpy", "__array__"})
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
-_DRAWS = frozenset({"rand", "randn", "randint", "randperm", "normal"})
-_FACTORIES = _DRAWS | {
-    *("arange", "range", "linspace", "logspace", "eye", "zeros", "ones", "full"),
-    *(
-        "empty",
-        "empty_strided",
-        "empty_permuted",
-        "tril_indices",
-        "triu_indices",
-        "fft_fftfreq",
-        "fft_rfftfreq",
-    ),
-    *("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"),
-}
+_FACTORIES = frozenset(
+    {
+        *("arange", "range", "linspace", "logspace", "eye", "zeros", "ones", "full"),
+        *("empty", "empty_strided", "empty_permuted"),
+        *("rand", "randn", "randint", "randperm", "normal"),
+        *("tril_indices", "triu_indices", "fft_fftfreq", "fft_rfftfreq"),
+        *("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"),
+    }
+)
 _MOVES = frozenset({"to", "cuda", "type_as"})
 _INDEXES = frozenset({"__getitem__", "__setitem__"})
 _CPU = re.compile(r"""["']cpu["']""")
@@ -117,6 +112,7 @@ class Recorder:
         self._outer = ""
         self._checks_on_host = False
         self._number_is_written = False
+        self._makes_on_host = False
         self._of_host: dict[int, torch.Tensor] = {}
         self._drawn: dict[int, Seen] = {}
 
@@ -149,6 +145,8 @@ class Recorder:
         self.last = self._outer
         self._checks_on_host = not self._on_gpu and name == "one_hot" and _says_classes(args, kwargs)
         self._number_is_written = name == "__setitem__" and not isinstance(args[2], torch.Tensor)
+        # Of no harm until it is moved, or what was drawn is read.
+        self._makes_on_host = name in _FACTORIES and not _has_tensor(args, kwargs) and _has_no_device(kwargs)
         if args and self._is_theirs(args[0]):
             if name in _READS or (name == "to" and not self._on_gpu and _names_cpu()):
                 way = "new_pinned" if name == "to" and _does_not_wait(args, kwargs) else ""
@@ -161,7 +159,7 @@ class Recorder:
             return self._called(name, func, args, kwargs)
         finally:
             self._outer = ""
-            self._checks_on_host = self._number_is_written = False
+            self._checks_on_host = self._number_is_written = self._makes_on_host = False
 
     def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if name in _MOVES and not self._on_gpu and self._leaves_host(name, args, kwargs):
@@ -172,13 +170,6 @@ class Recorder:
             self._of_host.pop(id(there), None)
             self._drawn.pop(id(there), None)
             return there
-        if (
-            not self._on_gpu
-            and name in _FACTORIES
-            and not _has_tensor(args, kwargs)
-            and _has_no_device(kwargs)
-        ):
-            return self._made_on_host(name, func, args, kwargs)
         if name not in _FROM_HOST or _has_tensor(args, kwargs):
             return func(*args, **kwargs)
         copied = self._is_copied(args, kwargs)
@@ -187,16 +178,6 @@ class Recorder:
         made = func(*args, **kwargs)
         if not copied:
             self._keep_of_host(made)
-        return made
-
-    def _made_on_host(
-        self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> torch.Tensor:
-        """What torch.arange and its like make where no device is said; it is of no harm until it is moved or read."""
-        made: torch.Tensor = func(*args, **kwargs)
-        # One with a generator of its own is named for that already.
-        is_drawn = name in _DRAWS and kwargs.get("generator") is None
-        self._keep_of_host(made, Seen("host_random", self._outer, here()) if is_drawn else None)
         return made
 
     def _keep_of_host(self, made: Any, draw: Seen | None = None) -> None:
@@ -252,7 +233,13 @@ class Recorder:
             self._after(op, None)
         self._count(used, made)
         if not self._on_gpu and self._is_of_host(used, kwargs):
-            self._keep_of_host(made, self._draw_of(used))
+            # One with a generator of its own is named for that already.
+            draws = (
+                torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+                and kwargs.get("generator") is None
+            )
+            drawn = Seen("host_random", op, here()) if draws else self._draw_of(used)
+            self._keep_of_host(made, drawn)
         return made
 
     def _kind(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -287,10 +274,10 @@ class Recorder:
         return None if of_host else "host_copy"
 
     def _is_of_host(self, used: list[torch.Tensor], kwargs: Mapping[str, Any]) -> bool:
-        """Whether what an operator makes lies on the host: of tensors of the host, or as the user's line says."""
+        """Whether what an operator makes lies on the host: of tensors of the host, or as the user's call says."""
         if used:
             return not any(map(self._is_theirs, used))
-        return kwargs.get("device") is not None and _names_cpu()
+        return self._makes_on_host or (kwargs.get("device") is not None and _names_cpu())
 
     def _is_theirs(self, value: Any) -> bool:
         """Whether it is a tensor of the GPU, or would be."""

@@ -98,7 +98,9 @@ def test_what_a_factory_without_a_device_makes_is_copied_from_the_host_where_it_
 
 
 def test_factories_that_say_a_device_or_whose_result_stays_on_the_host_are_no_problem():
-    assert checked("clean_factories").problems == []
+    result = checked("clean_factories")
+    assert found(result) == []
+    assert {one.kind for one in result.problems} <= {"graph_break"}
 
 
 def test_a_default_device_says_where_factories_put_what_they_make():
@@ -108,6 +110,7 @@ def test_a_default_device_says_where_factories_put_what_they_make():
     finally:
         torch.set_default_device(None)
     assert result.problems == []
+    assert found(checked("default_device")) == []
 
 
 def test_a_factory_is_copied_by_cuda_too():
@@ -117,8 +120,9 @@ def test_a_factory_is_copied_by_cuda_too():
     assert [one.kind for one in recorder.seen] == ["pageable_copy"]
 
 
-def test_a_number_drawn_by_torch_on_the_host_is_named_where_it_is_drawn():
-    assert found(checked("drawn_and_read")) == [("host_random", line_of("drawn_and_read"))]
+@pytest.mark.parametrize("name", ["drawn_and_read", "read_in_place"])
+def test_a_number_drawn_by_torch_on_the_host_and_read_is_named_where_it_is_drawn(name):
+    assert found(checked(name)) == [("host_random", line_of(name))]
 
 
 def test_a_draw_from_a_generator_of_its_own_and_the_copy_of_it_are_one_problem_each():

@@ -177,11 +177,22 @@ def own_draw_moved(x):
 
 
 @made
-def clean_factories(x):
-    """On the GPU from the start, where the default device is, or on the host and left there."""
-    there = torch.arange(8, device=x.device).to(x.device) + torch.zeros(8, device=x.device).to(x.device)
+def read_in_place(x):
+    chance = torch.empty(1)
+    chance.uniform_()  # HERE read_in_place
+    return x * chance.item()
+
+
+@made
+def default_device(x):
     with torch.device(DEVICE):
-        there = there + torch.ones(8).to(x.device) + torch.rand(8).to(x.device)
+        return x + torch.ones(8).to(x.device) + torch.rand(8).to(x.device)
+
+
+@made
+def clean_factories(x):
+    """On the GPU from the start, or on the host and left there."""
+    there = torch.arange(8, device=x.device).to(x.device) + torch.zeros(8, device=x.device).to(x.device)
     host = torch.arange(8).to(torch.float64) + torch.ones(8)
     count = int(torch.full((1,), 3).item()) + len(host)
     return x * count + there + torch.zeros_like(x).to(x.device) + x.new_zeros(8).to(x.device)
