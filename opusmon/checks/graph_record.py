@@ -219,7 +219,7 @@ class Recorder:
         # The call of the API above has said it already.
         if kind and self._outer.rpartition(".")[2] not in _READS | _FROM_HOST:
             self.note(kind, op, "note" if kind == "cpu_input" else "problem")
-        if reads_value(func, name, args, kwargs, lambda value: id(value) in self._drawn):
+        if self._drawn and reads_value(func, name, args, kwargs, lambda value: id(value) in self._drawn):
             self._note_draw(used)
         if self._before is not None:
             self._before(op)
