@@ -7,7 +7,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, resolve_name
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opusmon.checks.graph_inputs import memory_of, tensors
@@ -30,7 +31,17 @@ from opusmon.checks.result import Level
 from opusmon.checks.where import Place, expression, here
 
 _READS = frozenset({"tolist", "numpy", "cpu", "__array__", "__repr__"})
+_LISTED = frozenset({"tolist", "numpy", "__array__"})
 _FROM_HOST = frozenset({"tensor", "as_tensor", "new_tensor", "asarray", "from_numpy", "scalar_tensor"})
+_FACTORIES = frozenset(
+    {
+        *("arange", "range", "linspace", "logspace", "eye", "zeros", "ones", "full"),
+        *("empty", "empty_strided", "empty_permuted"),
+        *("rand", "randn", "randint", "randperm", "normal"),
+        *("tril_indices", "triu_indices", "fft_fftfreq", "fft_rfftfreq"),
+        *("bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window"),
+    }
+)
 _MOVES = frozenset({"to", "cuda", "type_as"})
 _INDEXES = frozenset({"__getitem__", "__setitem__"})
 _CPU = re.compile(r"""["']cpu["']""")
@@ -50,12 +61,17 @@ _NO_DRAWS = frozenset({"seed", "getstate", "setstate", "get_state", "set_state",
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An operation that a graph does not take, or takes wrongly."""
+    """An operation that a graph does not take, or takes wrongly.
+
+    Attributes:
+        way: entry of graph_words.WAYS that tells of it; "" for the words of the kind.
+    """
 
     kind: str
     op: str
     place: Place
     level: Level = "problem"
+    way: str = ""
 
 
 class Recorder:
@@ -96,7 +112,9 @@ class Recorder:
         self._outer = ""
         self._checks_on_host = False
         self._number_is_written = False
+        self._makes_on_host = False
         self._of_host: dict[int, torch.Tensor] = {}
+        self._drawn: dict[int, Seen] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -114,11 +132,11 @@ class Recorder:
             stack.enter_context(_Operations(self))
             yield
 
-    def note(self, kind: str, op: str, level: Level = "problem") -> None:
+    def note(self, kind: str, op: str, level: Level = "problem", way: str = "") -> None:
         """Something happens at the line that is being executed."""
         if kind == "item" and _in_step_count():
             kind = "optimizer"
-        self.seen.append(Seen(kind, op, here(), level))
+        self.seen.append(Seen(kind, op, here(), level, way))
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call of the torch API, as the user wrote it."""
@@ -127,16 +145,21 @@ class Recorder:
         self.last = self._outer
         self._checks_on_host = not self._on_gpu and name == "one_hot" and _says_classes(args, kwargs)
         self._number_is_written = name == "__setitem__" and not isinstance(args[2], torch.Tensor)
+        # Of no harm until it is moved, or what was drawn is read.
+        self._makes_on_host = name in _FACTORIES and not _has_tensor(args, kwargs) and _has_no_device(kwargs)
         if args and self._is_theirs(args[0]):
             if name in _READS or (name == "to" and not self._on_gpu and _names_cpu()):
-                self.note("host_copy", self._outer)
+                way = "new_pinned" if name == "to" and _does_not_wait(args, kwargs) else ""
+                self.note("host_copy", self._outer, way=way)
             elif name in _INDEXES and (kind := written_out(args[1])):
                 self.note(kind, self._outer)
+        elif args and name in _LISTED:
+            self._note_draw(args[:1])
         try:
             return self._called(name, func, args, kwargs)
         finally:
             self._outer = ""
-            self._checks_on_host = self._number_is_written = False
+            self._checks_on_host = self._number_is_written = self._makes_on_host = False
 
     def _called(self, name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if name in _MOVES and not self._on_gpu and self._leaves_host(name, args, kwargs):
@@ -145,6 +168,7 @@ class Recorder:
             # On the CPU it is the same tensor, which stays one of the host.
             there = made.view_as(made)
             self._of_host.pop(id(there), None)
+            self._drawn.pop(id(there), None)
             return there
         if name not in _FROM_HOST or _has_tensor(args, kwargs):
             return func(*args, **kwargs)
@@ -156,9 +180,19 @@ class Recorder:
             self._keep_of_host(made)
         return made
 
-    def _keep_of_host(self, made: Any) -> None:
+    def _keep_of_host(self, made: Any, draw: Seen | None = None) -> None:
         # Kept alive, so that its id stays its own.
         self._of_host |= {id(tensor): tensor for _, tensor in tensors(made)}
+        if draw is not None:
+            self._drawn |= {id(tensor): draw for _, tensor in tensors(made)}
+
+    def _note_draw(self, values: Iterable[Any]) -> None:
+        """What was drawn on the host is read there: a replay sees the number that was drawn at capture."""
+        if (draw := self._draw_of(values)) is not None:
+            self.seen.append(draw)
+
+    def _draw_of(self, values: Iterable[Any]) -> Seen | None:
+        return next((self._drawn[id(value)] for value in values if id(value) in self._drawn), None)
 
     def _leaves_host(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a tensor of the host is told to go where others are, which would be the GPU."""
@@ -179,12 +213,14 @@ class Recorder:
         self.last = op
         if "::" in name and name.partition("::")[0] not in _OF_TORCH:
             self.opaque.add(name)
-        used = tensors([args, dict(kwargs)])
-        self.devices.update(str(tensor.device) for _, tensor in used)
+        used = [tensor for _, tensor in tensors([args, dict(kwargs)])]
+        self.devices.update(str(tensor.device) for tensor in used)
         kind = self._kind(func, name, args, kwargs)
         # The call of the API above has said it already.
         if kind and self._outer.rpartition(".")[2] not in _READS | _FROM_HOST:
             self.note(kind, op, "note" if kind == "cpu_input" else "problem")
+        if self._drawn and reads_value(func, name, args, kwargs, lambda value: id(value) in self._drawn):
+            self._note_draw(used)
         if self._before is not None:
             self._before(op)
         try:
@@ -195,9 +231,15 @@ class Recorder:
             raise
         if self._after is not None:
             self._after(op, None)
-        self._count([tensor for _, tensor in used], made)
-        if not self._on_gpu and self._is_of_host([tensor for _, tensor in used], kwargs):
-            self._keep_of_host(made)
+        self._count(used, made)
+        if not self._on_gpu and self._is_of_host(used, kwargs):
+            # One with a generator of its own is named for that already.
+            draws = (
+                torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+                and kwargs.get("generator") is None
+            )
+            drawn = Seen("host_random", op, here()) if draws else self._draw_of(used)
+            self._keep_of_host(made, drawn)
         return made
 
     def _kind(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -232,10 +274,10 @@ class Recorder:
         return None if of_host else "host_copy"
 
     def _is_of_host(self, used: list[torch.Tensor], kwargs: Mapping[str, Any]) -> bool:
-        """Whether what an operator makes lies on the host: of tensors of the host, or as the user's line says."""
+        """Whether what an operator makes lies on the host: of tensors of the host, or as the user's call says."""
         if used:
             return not any(map(self._is_theirs, used))
-        return kwargs.get("device") is not None and _names_cpu()
+        return self._makes_on_host or (kwargs.get("device") is not None and _names_cpu())
 
     def _is_theirs(self, value: Any) -> bool:
         """Whether it is a tensor of the GPU, or would be."""
@@ -356,6 +398,20 @@ def _has_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """As in torch.as_tensor(t); the tensor that new_tensor is called on makes no difference."""
     given = args[1:] if args and isinstance(args[0], torch.Tensor) and len(args) > 1 else args
     return any(isinstance(value, torch.Tensor) for value in (*given, *kwargs.values()))
+
+
+def _does_not_wait(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether Tensor.to is given non_blocking=True; by place it is the first of the two bools."""
+    given = next((one for one in args[1:] if isinstance(one, bool)), False)
+    return bool(kwargs.get("non_blocking", given))
+
+
+def _has_no_device(kwargs: Mapping[str, Any]) -> bool:
+    """Whether nothing says where a new tensor goes: then it is the host, also where everything else is on a GPU."""
+    if kwargs.get("device") is not None:
+        return False
+    # torch.set_default_device() and `with torch.device()` around the call: without a GPU they say "cpu" as well.
+    return not any(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def _names_cpu() -> bool:

@@ -110,7 +110,14 @@ def _grouped(seen: Sequence[Seen]) -> list[Problem]:
     for one in seen:
         times[one] = times.get(one, 0) + 1
     return [
-        problem(one.kind, one.op, one.place, level=one.level, facts={"times": count} if count > 1 else {})
+        problem(
+            one.kind,
+            one.op,
+            one.place,
+            level=one.level,
+            way=one.way,
+            facts={"times": count} if count > 1 else {},
+        )
         for one, count in times.items()
     ]
 

@@ -135,6 +135,17 @@ WORDS: dict[str, Words] = {
     ),
 }
 
+WAYS: dict[str, Words] = {
+    # Of host_copy: torch pins the memory that a copy to the host makes when it is not to wait (ATen's _to_copy).
+    "new_pinned": Words(
+        "{op} makes a new pinned buffer on the host in each call: a replay writes to that of the capture, and nothing "
+        "says when it is filled",
+        "copy into a pinned tensor made once before, pinned.copy_(x, non_blocking=True), and synchronize after the "
+        "replay",
+    ),
+}
+"""Where the same kind comes about in another way, which asks for other words."""
+
 BREAKING = frozenset(
     {
         "item",
@@ -191,10 +202,11 @@ def problem(
     code: str = "",
     level: Level = "problem",
     lead: str = "",
+    way: str = "",
     facts: dict[str, Value] | None = None,
 ) -> Problem:
-    """A problem in the words of its kind; `lead` comes before the sentence."""
-    words = WORDS[kind]
+    """A problem in the words of its kind, or of its way in WAYS; `lead` comes before the sentence."""
+    words = WAYS[way] if way else WORDS[kind]
     what = words.what.format(op=op or "an operation")
     return Problem(kind, lead + what, place.where, place.line, code, words.change, level, facts or {})
 

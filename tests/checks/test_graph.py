@@ -62,6 +62,8 @@ def fact(result, name):
         ("cond", "branch"),
         ("host_copy", "host_copy"),
         ("to_host", "host_copy"),
+        ("to_pinned", "host_copy"),
+        ("to_pinned_by_place", "host_copy"),
         ("over_lines", "host_copy"),
         ("tolist", "host_copy"),
         ("printed", "host_copy"),
@@ -85,6 +87,20 @@ def test_a_planted_violation_is_named_with_its_line(name, kind):
     assert not result.clean
     assert result.basis.startswith("static: one call on the CPU")
     assert f"torch {torch.__version__}" in result.basis
+
+
+@pytest.mark.parametrize("name", ["to_pinned", "to_pinned_by_place"])
+def test_a_copy_to_the_host_that_does_not_wait_is_told_by_the_buffer_it_makes(name):
+    (one,) = checked(name).problems
+    assert one.what.startswith("Tensor.to makes a new pinned buffer on the host in each call")
+    assert "waits" not in one.what
+    assert "pinned.copy_(x, non_blocking=True)" in one.change
+    assert "after the replay" in one.change
+
+
+def test_a_copy_to_the_host_that_waits_says_so():
+    (one,) = checked("to_host").problems
+    assert one.what == "Tensor.to copies from the GPU to the host and waits for it"
 
 
 @pytest.mark.parametrize("name", ["mlp", "filled", "same_device", "not_a_number"])

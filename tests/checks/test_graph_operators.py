@@ -11,6 +11,7 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from opusmon.checks import graph_static  # noqa: E402
+from opusmon.checks.graph_record import Recorder  # noqa: E402
 from opusmon.checks.report import as_text  # noqa: E402
 from opusmon.checks.target import load  # noqa: E402
 
@@ -76,6 +77,59 @@ def test_a_size_that_depends_on_values_is_named(name):
 )
 def test_a_copy_to_the_gpu_that_nobody_wrote_is_a_problem(name):
     assert found(checked(name)) == [("pageable_copy", line_of(name))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zeros_moved",
+        "arange_held",
+        "rand_moved",
+        "drawn_in_place",
+        "window_moved",
+        "arange_index",
+        "ones_copied",
+    ],
+)
+def test_what_a_factory_without_a_device_makes_is_copied_from_the_host_where_it_is_moved(name):
+    result = checked(name)
+    assert [(one.kind, one.level) for one in result.problems] == [("pageable_copy", "problem")]
+    assert found(result) == [("pageable_copy", line_of(name))]
+
+
+def test_factories_that_say_a_device_or_whose_result_stays_on_the_host_are_no_problem():
+    result = checked("clean_factories")
+    assert found(result) == []
+    assert {one.kind for one in result.problems} <= {"graph_break"}
+
+
+def test_a_default_device_says_where_factories_put_what_they_make():
+    torch.set_default_device("cpu")
+    try:
+        result = checked("zeros_moved")
+    finally:
+        torch.set_default_device(None)
+    assert result.problems == []
+    assert found(checked("default_device")) == []
+
+
+def test_a_factory_is_copied_by_cuda_too():
+    recorder = Recorder(on_gpu=False)
+    with pytest.raises((AssertionError, RuntimeError)), recorder.recording():
+        torch.arange(8).cuda()
+    assert [one.kind for one in recorder.seen] == ["pageable_copy"]
+
+
+@pytest.mark.parametrize("name", ["drawn_and_read", "read_in_place"])
+def test_a_number_drawn_by_torch_on_the_host_and_read_is_named_where_it_is_drawn(name):
+    assert found(checked(name)) == [("host_random", line_of(name))]
+
+
+def test_a_draw_from_a_generator_of_its_own_and_the_copy_of_it_are_one_problem_each():
+    assert found(checked("own_draw_moved")) == [
+        ("generator", line_of("own_draw")),
+        ("pageable_copy", line_of("own_draw_moved")),
+    ]
 
 
 def test_a_list_as_an_index_is_a_tensor_of_python_values():

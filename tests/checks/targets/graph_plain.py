@@ -76,6 +76,22 @@ def to_host():
     return fn, (_x(),)
 
 
+def to_pinned():
+    def fn(x):
+        rows = x.to("cpu", non_blocking=True)  # HERE to_pinned
+        return x * len(rows)
+
+    return fn, (_x(),)
+
+
+def to_pinned_by_place():
+    def fn(x):
+        rows = x.to("cpu", torch.float32, True)  # HERE to_pinned_by_place
+        return x * len(rows)
+
+    return fn, (_x(),)
+
+
 def over_lines():
     def fn(x):
         rows = (

@@ -122,6 +122,83 @@ def moved(x):
 
 
 @made
+def zeros_moved(x):
+    return x + torch.zeros(8).to(x.device, dtype=x.dtype)  # HERE zeros_moved
+
+
+@made
+def arange_held(x):
+    rows = torch.arange(8)
+    rows = rows[None] + 1
+    return x + rows.to(device=x.device)  # HERE arange_held
+
+
+@made
+def rand_moved(x):
+    noise = torch.rand(8, 8)
+    return x + noise.to(x.device)  # HERE rand_moved
+
+
+@made
+def drawn_in_place(x):
+    noise = torch.empty(8, 8).uniform_()
+    return x + noise.to(x)  # HERE drawn_in_place
+
+
+@made
+def window_moved(x):
+    return x * torch.hann_window(8).type_as(x)  # HERE window_moved
+
+
+@made
+def arange_index(x):
+    return x[torch.arange(2)]  # HERE arange_index
+
+
+@made
+def ones_copied(x):
+    y = x.clone()
+    y[0].copy_(torch.ones(8))  # HERE ones_copied
+    return y
+
+
+@made
+def drawn_and_read(x):
+    """A draw on the host is named where it is made, and only if its value is read."""
+    chance = torch.rand(1) * 2  # HERE drawn_and_read
+    return x * 2 if chance > 0.5 else x * 3
+
+
+@made
+def own_draw_moved(x):
+    own = torch.Generator().manual_seed(0)
+    noise = torch.rand(8, 8, generator=own)  # HERE own_draw
+    return x + noise.to(x.device)  # HERE own_draw_moved
+
+
+@made
+def read_in_place(x):
+    chance = torch.empty(1)
+    chance.uniform_()  # HERE read_in_place
+    return x * chance.item()
+
+
+@made
+def default_device(x):
+    with torch.device(DEVICE):
+        return x + torch.ones(8).to(x.device) + torch.rand(8).to(x.device)
+
+
+@made
+def clean_factories(x):
+    """On the GPU from the start, or on the host and left there."""
+    there = torch.arange(8, device=x.device).to(x.device) + torch.zeros(8, device=x.device).to(x.device)
+    host = torch.arange(8).to(torch.float64) + torch.ones(8)
+    count = int(torch.full((1,), 3).item()) + len(host)
+    return x * count + there + torch.zeros_like(x).to(x.device) + x.new_zeros(8).to(x.device)
+
+
+@made
 def filled_from_host(x):
     y = x.clone()
     y[0].copy_(torch.tensor([0.5] * 8))  # HERE filled_from_host
