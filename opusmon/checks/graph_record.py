@@ -146,7 +146,12 @@ class Recorder:
         self._checks_on_host = not self._on_gpu and name == "one_hot" and _says_classes(args, kwargs)
         self._number_is_written = name == "__setitem__" and not isinstance(args[2], torch.Tensor)
         # Of no harm until it is moved, or what was drawn is read.
-        self._makes_on_host = name in _FACTORIES and not _has_tensor(args, kwargs) and _has_no_device(kwargs)
+        self._makes_on_host = (
+            not self._on_gpu
+            and name in _FACTORIES
+            and not _has_tensor(args, kwargs)
+            and _has_no_device(kwargs)
+        )
         if args and self._is_theirs(args[0]):
             if name in _READS or (name == "to" and not self._on_gpu and _names_cpu()):
                 way = "new_pinned" if name == "to" and _does_not_wait(args, kwargs) else ""
