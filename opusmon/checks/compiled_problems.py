@@ -29,6 +29,11 @@ _BREAK_CHANGES = (
 _NATIVE_CHANGE = "wrap the function in an operator: @torch.library.custom_op, and a fake with .register_fake"
 _USELESS_HINT = re.compile(r"[Rr]eport an issue|[Ff]ile an issue|caused by an earlier|is fundamental")
 
+_SIZES = re.compile(r"size mismatch at index (\d+)\. expected (\d+), actual (\d+)")
+_NOT_SYMBOLIC = re.compile(r"^2 <= .*\.size\(\)\[\d+\]")
+_SPECIAL_SIZES = ("0", "1")
+"""Torch makes no symbol of these, marked or not: each has a graph of its own."""
+
 _GUARD_CHANGES = (
     (r"size mismatch at index (\d+)", r"one graph for all sizes: torch._dynamo.mark_dynamic(tensor, \1)"),
     (r"stride mismatch", "give it tensors of one layout, as .contiguous() makes them"),
@@ -106,10 +111,23 @@ def _of_recompiles(group: Sequence[tuple[Recompile, Call]]) -> Problem:
 
 
 def _guard_change(guard: str) -> str:
+    if _NOT_SYMBOLIC.match(guard):
+        return "sizes 0 and 1 keep graphs of their own: warm up with each that is used, or pad to 2"
+    if (sizes := _SIZES.search(guard)) and (special := _special_sizes(*sizes.groups()[1:])):
+        return f"{special}; one for the others: torch._dynamo.mark_dynamic(tensor, {sizes.group(1)})"
     for pattern, change in _GUARD_CHANGES:
         if match := re.search(pattern, guard):
             return match.expand(change)
     return ""
+
+
+def _special_sizes(*sizes: str) -> str:
+    """What to do about those among the sizes that `mark_dynamic` does not cover, "" when there are none."""
+    special = sorted(set(sizes).intersection(_SPECIAL_SIZES))
+    if not special:
+        return ""
+    names = f"size {special[0]} keeps" if len(special) == 1 else "sizes 0 and 1 each keep"
+    return f"{names} a graph of its own, marked or not: warm up with it too, or pad to 2"
 
 
 def of_limits(limits: Iterable[Limit]) -> list[Problem]:
