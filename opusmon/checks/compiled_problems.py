@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from opusmon.checks.compiled_words import GraphBreak, Limit, Recompile, Skip
+from opusmon.checks.compiled_words import GraphBreak, Limit, Recompile, Skip, of_torch
 from opusmon.checks.result import Problem, Table, Value
 from opusmon.checks.where import Place
 
@@ -95,10 +95,10 @@ def of_recompiles(runs: Sequence[Run]) -> list[Problem]:
 
 
 def _of_recompiles(group: Sequence[tuple[Recompile, Call]]) -> Problem:
-    one, first = group[0]
-    labels = [call.label for _, call in group if call.label]
+    one, _ = group[0]
+    labels = list(dict.fromkeys(call.label for _, call in group if call.label))
     kind = "recompile"
-    what = f"{one.function} is compiled again" + (f" for {first.label}" if first.label else "")
+    what = f"{one.function} is compiled again{_for_inputs(labels, len(group))}"
     if all(call.again for _, call in group):
         kind, what = "recompile_again", f"{what}, although these inputs had been given before"
     facts: dict[str, Value] = {
@@ -106,8 +106,14 @@ def _of_recompiles(group: Sequence[tuple[Recompile, Call]]) -> Problem:
         "calls_s": sum({id(c): c.seconds for _, c in group}.values()),
     }
     if labels:
-        facts["inputs"] = "; ".join(dict.fromkeys(labels))
+        facts["inputs"] = "; ".join(labels)
     return Problem(kind, what, *one.place, code=one.guard, change=_guard_change(one.guard), facts=facts)
+
+
+def _for_inputs(labels: Sequence[str], times: int) -> str:
+    """Of one kind of inputs the name, of several how many; nothing where the inputs have no names."""
+    inputs = f" for {labels[0] if len(labels) == 1 else f'{len(labels)} inputs'}" if labels else ""
+    return inputs + (f", {times} times" if times > 1 else "")
 
 
 def _guard_change(guard: str) -> str:
@@ -135,7 +141,8 @@ def of_limits(limits: Iterable[Limit]) -> list[Problem]:
     return [
         Problem(
             "recompile_limit",
-            f"{one.function} was compiled {one.value} times, the limit: for further inputs it runs in eager",
+            f"{'the module' if of_torch(one) else one.function} was compiled {one.value} times, the limit: "
+            "for further inputs it runs in eager",
             *one.place,
             code=f"torch._dynamo hit config.{one.name} ({one.value})",
             change="remove what makes it compile again; a higher limit only hides it",

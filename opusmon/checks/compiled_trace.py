@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from opusmon.checks.compiled_words import (
     cudagraph_skips,
     graph_breaks,
     limits,
+    of_torch,
     recompiles,
     torch_says,
 )
@@ -194,7 +195,9 @@ def run(
             call.limits = limits(said)
             # Of a function that is given up torch names the guard too, and then does not compile it.
             given_up = {one.function for one in call.limits}
-            call.recompiles = [one for one in recompiles(said) if one.function not in given_up]
+            call.recompiles = [
+                _of_module(one, case.fn) for one in recompiles(said) if one.function not in given_up
+            ]
             call.skips = cudagraph_skips(said)
             made.calls.append(call)
             if made.error is not None:
@@ -202,6 +205,13 @@ def run(
             if after is not None:
                 after(call)
     return made
+
+
+def _of_module(one: Recompile, fn: Callable[..., Any]) -> Recompile:
+    """Torch's own function around a module without code of the user is called after the module."""
+    if of_torch(one) and isinstance(fn, torch.nn.Module):
+        return replace(one, function=f"the module ({type(fn).__name__})")
+    return one
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -165,6 +165,12 @@ def limits(messages: Iterable[str]) -> list[Limit]:
     ]
 
 
+def of_torch(one: Recompile | Limit) -> bool:
+    """Whether it is torch's own function around a module without code of the user."""
+    # In torch._dynamo.external_utils.
+    return one.function == "inner" and one.place == NOWHERE
+
+
 def cudagraph_skips(messages: Sequence[str]) -> list[Skip]:
     """Reasons not to use CUDA Graphs, each once."""
     found: dict[tuple[str, Place], Skip] = {}

@@ -140,6 +140,13 @@ def test_a_second_size_recompiles_once_and_makes_the_size_dynamic(traced_only):
     assert [row["recompiles"] for row in table] == [0, 1, 0, 0, 0, 0]
 
 
+def test_a_module_of_torchs_own_is_named_by_its_class(traced_only):
+    result = checked("compiled_recompiles.py:module_of_torch", batch=[1, 8, 64])
+    (problem,) = result.problems
+    assert problem.what == "the module (Linear) is compiled again for batch=8"
+    assert problem.change.startswith("size 1 keeps a graph of its own")
+
+
 def test_marked_inputs_keep_their_marks_and_need_one_graph(traced_only):
     result = checked("compiled_recompiles.py:marked", batch=[2, 4])
     assert result.problems == []

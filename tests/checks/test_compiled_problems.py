@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from opusmon.checks.compiled_problems import of_recompiles
-from opusmon.checks.compiled_words import Recompile
-from opusmon.checks.where import Place
+from opusmon.checks.compiled_problems import of_limits, of_recompiles
+from opusmon.checks.compiled_words import Limit, Recompile
+from opusmon.checks.where import NOWHERE, Place
 
 PLACE = Place("model.py:3", "def forward(self, x):")
 
@@ -56,3 +56,29 @@ def test_other_sizes_need_one_graph(guard):
 
 def test_a_marked_size_that_becomes_one_has_its_advice():
     assert "pad to 2" in problem("batch=1", guard="2 <= args[0].size()[0]").change
+
+
+@pytest.mark.parametrize(
+    ("labels", "for_what"),
+    [
+        (["batch=8"], " for batch=8"),
+        (["inputs 2", "inputs 3", "inputs 4", "inputs 1", "inputs 2"], " for 4 inputs, 5 times"),
+        (["batch=8", "batch=8"], " for batch=8, 2 times"),
+        ([""], ""),
+        (["", ""], ", 2 times"),
+    ],
+)
+def test_all_inputs_that_compile_again_are_counted(labels, for_what):
+    assert problem(*labels).what == f"forward is compiled again{for_what}"
+
+
+def test_inputs_given_before_are_said_to_have_been():
+    assert problem("inputs 1", "inputs 2", again=True).what == (
+        "forward is compiled again for 2 inputs, 2 times, although these inputs had been given before"
+    )
+
+
+@pytest.mark.parametrize(("place", "subject"), [(NOWHERE, "the module"), (PLACE, "inner")])
+def test_a_limit_names_a_function_of_the_user_and_none_of_torch(place, subject):
+    (found,) = of_limits([Limit("inner", "recompile_limit", 8, place)])
+    assert found.what.startswith(f"{subject} was compiled 8 times")

@@ -35,6 +35,10 @@ def by_batch(batch):
     return _MODEL, (torch.ones(batch, 4),)
 
 
+def module_of_torch(batch):
+    return torch.nn.Linear(4, 4), (torch.ones(batch, 4),)
+
+
 def marked(batch):
     x = torch.ones(batch, 4)
     torch._dynamo.mark_dynamic(x, 0)
