@@ -146,7 +146,8 @@ def _compiled(
 ) -> list[Run]:
     """Kernels, results and times; CUDA Graphs on a GPU."""
     from opusmon.checks import compiled_inductor as inductor
-    from opusmon.checks.compiled_problems import compile_table
+    from opusmon.checks.compiled_problems import compile_table, maybe_in_eager
+    from opusmon.checks.compiled_trace import recompile_limit
 
     run = inductor.compiled(given, say)
     result.tables.append(compile_table(run, "compiled with inductor, in this order"))
@@ -175,6 +176,9 @@ def _compiled(
         columns += _with_cudagraphs(result, given, say)
     with quiet(options):
         result.tables.append(_times(result, given, columns, gpu=device is not None, say=say))
+    if names := maybe_in_eager(run.calls, recompile_limit()):
+        why = f"the recompile limit is reached for {', '.join(names)}: timed calls may have run in eager"
+        result.not_measured.append(Missing("times of compiled code alone", why))
     return [run]
 
 

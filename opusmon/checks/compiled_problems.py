@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,18 @@ def _of_recompiles(group: Sequence[tuple[Recompile, Call]]) -> Problem:
     if labels:
         facts["inputs"] = "; ".join(labels)
     return Problem(kind, what, *one.place, code=one.guard, change=_guard_change(one.guard), facts=facts)
+
+
+def maybe_in_eager(calls: Sequence[Call], most: int) -> list[str]:
+    """Names of functions whose next inputs run in eager unless a graph fits: as many were made as there may be.
+
+    Args:
+        calls: what the compiler did.
+        most: graphs of one function, `torch._dynamo.config.recompile_limit`.
+    """
+    graphs = Counter(one.function for call in calls for one in call.recompiles)
+    given_up = {limit.function for call in calls for limit in call.limits}
+    return sorted(given_up | {name for name, again in graphs.items() if again + 1 >= most})
 
 
 def _for_inputs(labels: Sequence[str], times: int) -> str:

@@ -207,6 +207,12 @@ def run(
     return made
 
 
+def recompile_limit() -> int:
+    """How many graphs dynamo makes of one function."""
+    config = torch._dynamo.config  # noqa: SLF001
+    return int(getattr(config, "recompile_limit", 8))
+
+
 def _of_module(one: Recompile, fn: Callable[..., Any]) -> Recompile:
     """Torch's own function around a module without code of the user is called after the module."""
     if of_torch(one) and isinstance(fn, torch.nn.Module):

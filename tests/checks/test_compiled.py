@@ -277,6 +277,8 @@ def test_what_torch_logs_while_results_and_times_are_taken_is_shown_with_debug_o
     result = run("compile", options, limit_s=300)
     assert [one.kind for one in result.problems if one.level == "problem"] == ["recompile_again"]
     assert ("hit config.recompile_limit" in capfd.readouterr().err) is debug
+    (missing,) = [one.why for one in result.not_measured if one.what == "times of compiled code alone"]
+    assert missing.endswith(": timed calls may have run in eager")
 
 
 def test_a_crash_in_an_operators_fake_is_named_by_its_stage():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opusmon.checks.compiled_problems import of_limits, of_recompiles
+from opusmon.checks.compiled_problems import maybe_in_eager, of_limits, of_recompiles
 from opusmon.checks.compiled_words import Limit, Recompile
 from opusmon.checks.where import NOWHERE, Place
 
@@ -82,3 +82,17 @@ def test_inputs_given_before_are_said_to_have_been():
 def test_a_limit_names_a_function_of_the_user_and_none_of_torch(place, subject):
     (found,) = of_limits([Limit("inner", "recompile_limit", 8, place)])
     assert found.what.startswith(f"{subject} was compiled 8 times")
+
+
+def test_a_function_with_as_many_graphs_as_there_may_be_may_run_in_eager():
+    def calls(again, limits=()):
+        forward = [Recompile("forward", "n == 3", PLACE)]
+        return [
+            *(SimpleNamespace(recompiles=forward, limits=[]) for _ in range(again)),
+            SimpleNamespace(recompiles=[Recompile("other", "n == 3", PLACE)], limits=list(limits)),
+        ]
+
+    assert maybe_in_eager(calls(6), 8) == []  # 7 graphs of forward, 2 of other
+    assert maybe_in_eager(calls(7), 8) == ["forward"]
+    given_up = Limit("last", "recompile_limit", 8, NOWHERE)
+    assert maybe_in_eager(calls(7, [given_up]), 8) == ["forward", "last"]
