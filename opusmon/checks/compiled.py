@@ -146,8 +146,8 @@ def _compiled(
 ) -> list[Run]:
     """Kernels, results and times; CUDA Graphs on a GPU."""
     from opusmon.checks import compiled_inductor as inductor
-    from opusmon.checks.compiled_problems import compile_table, maybe_in_eager
-    from opusmon.checks.compiled_trace import recompile_limit
+    from opusmon.checks.compiled_problems import compile_table, times_mixed
+    from opusmon.checks.compiled_trace import graphs_made, recompile_limit
 
     run = inductor.compiled(given, say)
     result.tables.append(compile_table(run, "compiled with inductor, in this order"))
@@ -165,7 +165,7 @@ def _compiled(
         ),
         _seconds("first_call_s", first.seconds, "first call, compiling included"),
     ]
-    with quiet(options):
+    with quiet(options), graphs_made() as in_results:
         _compare(result, given, run, say)
     columns = [("compiled", run)]
     if device is None:
@@ -174,10 +174,9 @@ def _compiled(
         )
     else:
         columns += _with_cudagraphs(result, given, say)
-    with quiet(options):
+    with quiet(options), graphs_made() as in_times:
         result.tables.append(_times(result, given, columns, gpu=device is not None, say=say))
-    if names := maybe_in_eager(run.calls, recompile_limit()):
-        why = f"the recompile limit is reached for {', '.join(names)}: timed calls may have run in eager"
+    if why := times_mixed(run.calls, recompile_limit(), sum(in_results + in_times)):
         result.not_measured.append(Missing("times of compiled code alone", why))
     return [run]
 

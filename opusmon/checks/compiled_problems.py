@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from opusmon.checks.compiled_words import GraphBreak, Limit, Recompile, Skip, of_torch
 from opusmon.checks.result import Problem, Table, Value
 from opusmon.checks.where import Place
+from opusmon.text import counted
 
 if TYPE_CHECKING:
     from opusmon.checks.compiled_trace import Call, Graph, Run
@@ -111,16 +112,24 @@ def _of_recompiles(group: Sequence[tuple[Recompile, Call]]) -> Problem:
     return Problem(kind, what, *one.place, code=one.guard, change=_guard_change(one.guard), facts=facts)
 
 
-def maybe_in_eager(calls: Sequence[Call], most: int) -> list[str]:
-    """Names of functions whose next inputs run in eager unless a graph fits: as many were made as there may be.
+def times_mixed(calls: Sequence[Call], most: int, graphs: int) -> str:
+    """Why what was timed may be more than compiled code, "" when it is not.
 
     Args:
-        calls: what the compiler did.
+        calls: what the compiler did before.
         most: graphs of one function, `torch._dynamo.config.recompile_limit`.
+        graphs: made while results and times were taken, of inputs that had all been compiled for.
     """
-    graphs = Counter(one.function for call in calls for one in call.recompiles)
+    if graphs:
+        return (
+            f"{counted(graphs, 'more graph')} came about meanwhile, though all inputs had been compiled for: timed "
+            "calls may hold compiling, or have run in eager once the recompile limit was reached"
+        )
+    made = Counter(one.function for call in calls for one in call.recompiles)
     given_up = {limit.function for call in calls for limit in call.limits}
-    return sorted(given_up | {name for name, again in graphs.items() if again + 1 >= most})
+    if names := sorted(given_up | {name for name, again in made.items() if again + 1 >= most}):
+        return f"the recompile limit is reached for {', '.join(names)}: timed calls may have run in eager"
+    return ""
 
 
 def _for_inputs(labels: Sequence[str], times: int) -> str:

@@ -207,6 +207,15 @@ def run(
     return made
 
 
+@contextlib.contextmanager
+def graphs_made() -> Iterator[list[int]]:
+    """How many graphs dynamo makes meanwhile; the list has the number at the end."""
+    before = counters["stats"]["unique_graphs"]
+    made: list[int] = []
+    yield made
+    made.append(counters["stats"]["unique_graphs"] - before)
+
+
 def recompile_limit() -> int:
     """How many graphs dynamo makes of one function."""
     config = torch._dynamo.config  # noqa: SLF001

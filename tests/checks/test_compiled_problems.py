@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opusmon.checks.compiled_problems import maybe_in_eager, of_limits, of_recompiles
+from opusmon.checks.compiled_problems import of_limits, of_recompiles, times_mixed
 from opusmon.checks.compiled_words import Limit, Recompile
 from opusmon.checks.where import NOWHERE, Place
 
@@ -92,7 +92,9 @@ def test_a_function_with_as_many_graphs_as_there_may_be_may_run_in_eager():
             SimpleNamespace(recompiles=[Recompile("other", "n == 3", PLACE)], limits=list(limits)),
         ]
 
-    assert maybe_in_eager(calls(6), 8) == []  # 7 graphs of forward, 2 of other
-    assert maybe_in_eager(calls(7), 8) == ["forward"]
+    reached = "the recompile limit is reached for {}: timed calls may have run in eager"
+    assert times_mixed(calls(6), 8, 0) == ""  # 7 graphs of forward, 2 of other
+    assert times_mixed(calls(7), 8, 0) == reached.format("forward")
     given_up = Limit("last", "recompile_limit", 8, NOWHERE)
-    assert maybe_in_eager(calls(7, [given_up]), 8) == ["forward", "last"]
+    assert times_mixed(calls(7, [given_up]), 8, 0) == reached.format("forward, last")
+    assert times_mixed(calls(0), 8, 1).startswith("1 more graph came about meanwhile")
