@@ -94,8 +94,13 @@ def screen_options(args: argparse.Namespace) -> ScreenOptions:
     return ScreenOptions(duration_ns("--span", args.span), columns_lines(args.size), config.limits())
 
 
-def show(session: Session, args: argparse.Namespace, playhead: Playhead | None = None) -> int:
-    """Run the screen, or draw one frame of it."""
+def show(
+    session: Session,
+    args: argparse.Namespace,
+    playhead: Playhead | None = None,
+    options: ScreenOptions | None = None,
+) -> int:
+    """Run the screen, or draw one frame of it; `options` where they had to be read before the session began."""
     import asyncio
 
     from opusmon.ui.app import OpusmonApp, screenshot
@@ -108,7 +113,7 @@ def show(session: Session, args: argparse.Namespace, playhead: Playhead | None =
         glyphs = "braille" if glyphs == "auto" else glyphs
         theme = theme or ("" if "NO_COLOR" in os.environ else DEFAULT)
     try:
-        options = screen_options(args)
+        options = options or screen_options(args)
         app = OpusmonApp(
             session,
             glyphs=pick(glyphs, os.environ, terminal_encoding(os.environ)),

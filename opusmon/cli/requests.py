@@ -102,16 +102,15 @@ async def _count(config: CanaryConfig, args: argparse.Namespace, requests: list[
 
 async def _sweep(config: CanaryConfig, args: argparse.Namespace, requests: list[Request]) -> int:
     from opusmon.collectors.canary.report import render, request_line
-    from opusmon.collectors.canary.sweep import Sweep, announce_sweep, as_json, check_sizes
+    from opusmon.collectors.canary.sweep import Sweep, announce_sweep, as_json
 
-    sizes = check_sizes(_sizes(args.sweep), args.repeats)
-    print(f"opusmon: {announce_sweep(config, sizes, args.repeats)}", file=sys.stderr)
+    work = Sweep(config, _sizes(args.sweep), args.repeats)
+    print(f"opusmon: {announce_sweep(config, work.sizes, args.repeats)}", file=sys.stderr)
 
     def told(request: Request) -> None:
         requests.append(request)
         print(f"opusmon: {request.label}: {request_line(request)}", file=sys.stderr)
 
-    work = Sweep(config, sizes, args.repeats)
     try:
         await work.run(on_request=told)
     finally:  # ctrl+c too: what was measured has been paid for

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 
+from opusmon import config
 from opusmon.cli.words import (
     ERROR,
     FINDINGS,
@@ -27,7 +28,6 @@ def triage(args: argparse.Namespace) -> int:
         return _limits_help()
     if args.file is None:
         raise UsageError("name the recording: opusmon triage FILE")
-    from opusmon import config
     from opusmon.cli.halves import look_over
     from opusmon.triage import report
     from opusmon.window import Window

@@ -24,9 +24,9 @@ _UNUSED_S = 60.0
 def live(args: argparse.Namespace) -> int:
     """`opusmon live`."""
     need_terminal(args)
-    screen_options(args)
+    options = screen_options(args)
     session = _live_session(args, keep_window=True, process="screen")
-    status = show(session, args)
+    status = show(session, args, options=options)
     state = session.recording
     if state is not None:
         say(f"recorded to {state.path}")

@@ -26,7 +26,8 @@ from needs import lacking, needs
 
 from opusmon import session, sudo
 from opusmon.collectors.streams import StreamsCollector
-from opusmon.recording import Recording
+
+from . import api_runs
 
 USER, UID = "opusmon-test", 64_123
 LIMIT_S = 60.0
@@ -221,16 +222,7 @@ def is_gone(pid: int) -> bool:
 def rows(path: Path, channel: str) -> list[dict[str, object]]:
     """Rows of a recording with their texts; none while it is being made."""
     try:
-        with Recording.open(path) as it:
-            if channel not in it.channels:
-                return []
-            texts = {one.name for one in it.channels[channel].fields if one.text}
-            found = it.query(channel, it.t0 - 1, it.t1)
-            names = found.dtype.names or ()
-            return [
-                {name: it.strings.text(row[name]) if name in texts else row[name].item() for name in names}
-                for row in found
-            ]
+        return api_runs.rows(path, channel)
     except Exception:
         if path.exists() and path.stat().st_size > 100_000:
             raise
